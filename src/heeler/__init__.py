@@ -1,0 +1,1 @@
+"""Heeler puts training examples into an order in which SGD converges faster."""

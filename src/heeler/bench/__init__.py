@@ -1,0 +1,1 @@
+"""Measurements: each file times one thing against its plain counterpart, both sides interleaved in one run."""
