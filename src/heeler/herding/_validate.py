@@ -1,0 +1,150 @@
+"""Turn what callers hand in into plain arrays the kernels take, without copying tables; bad input raises ValueError.
+
+Tables come out two-dimensional, C-contiguous and read-only, in float32, float64 or, for half precision, as the bits of
+float16 in uint16 (numba has no float16 on CPUs; the kernels widen the bits themselves). Read-only on purpose: numba
+compiles mutable and read-only arrays apart, and one kind halves the compiling and admits memory-mapped files.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+IntArray = NDArray[np.int64]
+
+_SCAN_ROWS = 8192
+
+
+def frozen(array: Array) -> Array:
+    """A read-only view; the array itself stays as it was."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def as_numpy(array: Any, what: str) -> Array:
+    """NumPy view of a NumPy array or CPU torch tensor, without importing torch."""
+    if hasattr(array, "detach") and hasattr(array, "device"):
+        if array.device.type != "cpu":
+            raise ValueError(f"{what} is on {array.device}: move it to the host first, {what}.cpu()")
+        array = array.detach()
+        if str(array.dtype) == "torch.bfloat16":
+            raise ValueError(f"{what} is bfloat16, which NumPy lacks: use {what}.half() or {what}.float()")
+        array = array.numpy()
+    return np.asarray(array)
+
+
+def as_floats(vectors: Any, ndim: int | tuple[int, ...], what: str = "vectors") -> Array:
+    """Check dtype and shape; returns an array of float16, float32 or float64, never empty."""
+    out = as_numpy(vectors, what)
+    wanted = (ndim,) if isinstance(ndim, int) else ndim
+    if out.ndim not in wanted:
+        shapes = " or ".join({2: "(N, K)", 3: "(n, m, K)"}.get(d, f"{d} dimensions") for d in wanted)
+        raise ValueError(f"{what} must have shape {shapes}, got {out.shape}")
+    if out.dtype not in (np.float16, np.float32, np.float64):
+        raise ValueError(f"{what} must be float16, float32 or float64, got {out.dtype}: convert with astype")
+    if out.size == 0:
+        raise ValueError(f"{what} is empty, shape {out.shape}: give at least one vector of at least one number")
+    return out
+
+
+def as_bits(table: Array) -> Array:
+    """(N, K) floats as the kernels read them: C-contiguous, read-only, float16 as uint16. Copies strided input only."""
+    table = np.ascontiguousarray(table)
+    if table.dtype == np.float16:
+        table = table.view(np.uint16)
+    return frozen(table)
+
+
+def as_integers(values: Any, what: str) -> IntArray:
+    """Integer array of any shape as a new int64 array."""
+    out = as_numpy(values, what)
+    if out.dtype.kind not in "iu":
+        if out.size == 0:
+            raise ValueError(f"{what} is empty: give at least one row number")
+        raise ValueError(f"{what} must hold integers, got {out.dtype}: convert with astype(int64)")
+    return out.astype(np.int64)
+
+
+def as_order(order: Any, rows: int, *, subset: bool = False, what: str = "order") -> IntArray:
+    """(N,) row numbers as a new int64 array: a permutation of 0..rows-1 or, with `subset`, distinct rows among them."""
+    out = as_integers(order, what)
+    if out.ndim != 1:
+        raise ValueError(f"{what} must have one dimension, got shape {out.shape}")
+    if not subset and out.size != rows:
+        raise ValueError(
+            f"{what} has {out.size} entries for {rows} vectors: list every row once (arange({rows}) shuffled)"
+        )
+    if out.size == 0:
+        raise ValueError(f"{what} is empty: give at least one row number")
+    if out.min() < 0 or out.max() >= rows:
+        raise ValueError(f"{what} is no permutation: it names rows outside 0..{rows - 1}")
+    hit = np.zeros(rows, np.bool_)
+    hit[out] = True
+    if np.count_nonzero(hit) != out.size:
+        raise ValueError(f"{what} is no permutation: some rows are listed twice")
+    return out
+
+
+def as_offsets(shard_sizes: Sequence[int] | Any | None, total: int) -> IntArray:
+    """(n + 1,) first position of each shard, the total last; one shard when `shard_sizes` is None."""
+    if shard_sizes is None:
+        return np.array([0, total], np.int64)
+    sizes = as_integers(shard_sizes, "shard_sizes")
+    if sizes.ndim != 1 or sizes.size == 0 or sizes.min() < 0:
+        raise ValueError(f"shard_sizes must list one size, 0 or more, for each worker, got {shard_sizes!r}")
+    if sizes.sum() != total:
+        raise ValueError(f"shard_sizes add up to {sizes.sum()}, but there are {total} examples")
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+
+def check_own_rows(order: IntArray, offsets: IntArray) -> None:
+    """Every shard's part of a flat order names rows of that shard only."""
+    sizes = np.diff(offsets)
+    if np.any(order < np.repeat(offsets[:-1], sizes)) or np.any(order >= np.repeat(offsets[1:], sizes)):
+        raise ValueError("order moves examples between shards: each shard's part must be a permutation of its own rows")
+
+
+def check_positive(value: Any, what: str) -> int:
+    """A whole number of at least one."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{what} must be a whole number of at least 1, got {value!r}")
+    return int(value)
+
+
+def nonfinite_rows(table: Array) -> IntArray:
+    """Rows of (N, K) floats that hold a NaN or an infinity; scans in slices, so that no mask of the table is made."""
+    bad = [
+        start + np.flatnonzero(~np.isfinite(table[start : start + _SCAN_ROWS]).all(axis=1))
+        for start in range(0, table.shape[0], _SCAN_ROWS)
+    ]
+    return np.concatenate(bad).astype(np.int64)
+
+
+def screened_copy(table: Array, bad: IntArray) -> Array:
+    """The table with its bad rows set to zero, and a warning that names them. The only copy this package ever makes."""
+    warnings.warn(
+        f"{bad.size} of {table.shape[0]} vectors are not finite and count as zero: rows {_some(bad)}", stacklevel=4
+    )
+    table = table.copy()
+    table[bad] = 0
+    return table
+
+
+def refuse_nonfinite(bad: IntArray) -> ValueError:
+    """The error for non-finite rows, for the caller to raise."""
+    if bad.size == 0:
+        return ValueError("the vectors add up to more than float64 holds: scale them down")
+    return ValueError(
+        f"{bad.size} vectors hold NaN or infinity, rows {_some(bad)}: drop them, or pass screen=True to count them as zero"
+    )
+
+
+def _some(rows: IntArray) -> str:
+    shown = ", ".join(str(r) for r in rows[:8])
+    return shown + (", ..." if rows.size > 8 else "")

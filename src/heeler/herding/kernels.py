@@ -1,0 +1,249 @@
+"""The compiled loops. Each has a twin of the same name in `reference`, which reads like the equations.
+
+Every loop walks a table of N rows in a given order, which is to say at random: it is bound by the reading of memory.
+Hence three things done throughout:
+
+- rows a few kilobytes ahead in the order are fetched into cache (`_prefetch`) while the present one is worked on;
+- half-precision rows are read as bits and widened in the registers (`_narrow`: LLVM makes it one instruction for sixteen);
+- each row is read once: a walk that balances an order also judges the order it walks (its largest prefix norm).
+
+All sums are float64: a million roundings in float32 would drown the bounds that are judged here, and since the loops
+wait for memory it costs next to nothing. `reassoc` and `contract` let sums be split over vector lanes; comparisons keep
+their meaning (no `nnan`). Nothing here checks its input: that is done in `_validate`.
+"""
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+_MATH = {"reassoc", "contract", "nsz"}
+_COMPILE = {"nogil": True, "cache": True, "fastmath": _MATH, "error_model": "numpy"}
+_LINE = 64  # bytes in a cache line
+_AHEAD_BYTES = 4096  # how far ahead of the walk rows are fetched: more than memory's latency, less than the L1 cache
+
+
+@intrinsic
+def _widen_half(typing_context, bits):
+    """float32 value of float16 bits."""
+
+    def generate(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+@intrinsic
+def _prefetch(typing_context, table, row):
+    """Ask for all cache lines of table[row]; the row must exist."""
+
+    def generate(context, builder, signature, args):
+        array_type = signature.args[0]
+        array = context.make_array(array_type)(context, builder, args[0])
+        stride, item = cgutils.unpack_tuple(builder, array.strides, 2)
+        columns = cgutils.unpack_tuple(builder, array.shape, 2)[1]
+        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        start = builder.gep(builder.bitcast(array.data, pointer), [builder.mul(args[1], stride)])
+        kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        zero, line = ir.Constant(ir.IntType(64), 0), ir.Constant(ir.IntType(64), _LINE)
+        with cgutils.for_range_slice(builder, zero, builder.mul(columns, item), line, inc=True) as (offset, _):
+            flags = [ir.Constant(word, flag) for flag in (0, 3, 1)]  # for reading, into all caches, data
+            builder.call(call, [builder.gep(start, [offset]), *flags])
+        return context.get_dummy_value()
+
+    return types.void(table, types.int64), generate
+
+
+def _narrow(x):
+    """The number that an element of the table stands for, float32 where that holds it."""
+
+
+@overload(_narrow, inline="always")
+def _narrow_overload(x):
+    if x == types.uint16:
+        return lambda x: _widen_half(x)
+    return lambda x: x
+
+
+@njit(inline="always")
+def _value(x):
+    """The same in float64."""
+    return types.float64(_narrow(x))
+
+
+@njit(inline="always")
+def _ahead(table):
+    """How many rows ahead to fetch."""
+    return min(max(_AHEAD_BYTES // (table.shape[1] * table.itemsize), 2), 32)
+
+
+@njit(**_COMPILE)
+def gather_sum(table, order, total):
+    """Add up the rows in the given order: the floor under every walk. total (K,) is added to."""
+    ahead = _ahead(table)
+    for t in range(order.size):
+        if t + ahead < order.size:
+            _prefetch(table, order[t + ahead])
+        row = order[t]
+        for k in range(table.shape[1]):
+            total[k] += _narrow(table[row, k])
+
+
+@njit(**_COMPILE)
+def shard_means(table, order, offsets, means):
+    """Mean of each shard's rows into means (n, K) float64; zero for an empty shard."""
+    ahead = _ahead(table)
+    for j in range(offsets.size - 1):
+        mean = means[j]
+        mean[:] = 0.0
+        for t in range(offsets[j], offsets[j + 1]):
+            if t + ahead < order.size:
+                _prefetch(table, order[t + ahead])
+            row = order[t]
+            for k in range(table.shape[1]):
+                mean[k] += _value(table[row, k])
+        size = offsets[j + 1] - offsets[j]
+        if size > 0:
+            for k in range(table.shape[1]):
+                mean[k] /= size
+
+
+@njit(**_COMPILE)
+def balance_walk(table, order, mean, following, running, prefix, batch_size):
+    """One mean-centred balance pass; returns the largest ‖prefix‖² of `order` at batch boundaries and at the end.
+
+    table (N, K), order (N,), mean (K,), following (N,) is written; running and prefix (K,) are scratch, zeroed here.
+    The loop over k adds row t-1 with its sign and takes row t's inner product in one sweep.
+    """
+    size, dim, ahead = order.size, table.shape[1], _ahead(table)
+    front, back, worst, left = 0, size - 1, 0.0, batch_size
+    running[:] = 0.0
+    prefix[:] = 0.0
+    sign, last = 0.0, order[0]
+    for t in range(size):
+        if t + ahead < size:
+            _prefetch(table, order[t + ahead])
+        row = order[t]
+        dot, norm = 0.0, 0.0
+        for k in range(dim):
+            r = running[k] + sign * (_value(table[last, k]) - mean[k])
+            running[k] = r
+            c = _value(table[row, k]) - mean[k]
+            dot += r * c
+            p = prefix[k] + c
+            prefix[k] = p
+            norm += p * p
+        if dot <= 0.0:
+            sign = 1.0
+            following[front] = row
+            front += 1
+        else:
+            sign = -1.0
+            following[back] = row
+            back -= 1
+        last = row
+        left -= 1
+        if left == 0 or t == size - 1:
+            left = batch_size
+            worst = max(worst, norm)
+    return worst
+
+
+@njit(**_COMPILE)
+def pair_walk(table, order, offsets, means, following, running, first, second, prefix, batch_size):
+    """One coordinated pair pass over all shards; returns the largest squared norm of the workers' common prefix.
+
+    table (N, K); order (N,) flat with shard j at offsets[j]:offsets[j+1]; means (n, K); following (N,) is written;
+    running, first, second and prefix (K,) are scratch, zeroed here. Pair i of every worker that still has one is
+    balanced in turn against one running sum. A shard's odd last example keeps its place.
+    """
+    workers, dim, ahead = offsets.size - 1, table.shape[1], _ahead(table)
+    longest = 0
+    for j in range(workers):
+        longest = max(longest, offsets[j + 1] - offsets[j])
+    running[:] = 0.0
+    prefix[:] = 0.0
+    worst = 0.0
+    pairs_ahead = max(
+        ahead // (2 * workers), 1
+    )  # workers' rows of one pair are spread over the table: look ahead by pairs
+    for i in range((longest + 1) // 2):
+        first[:] = 0.0  # Σ_j (z_j − mean_j) at position 2i, and at 2i + 1
+        second[:] = 0.0
+        for j in range(workers):
+            start, size = offsets[j], offsets[j + 1] - offsets[j]
+            if 2 * i >= size:
+                continue
+            t = start + 2 * (i + pairs_ahead)
+            if t + 1 < start + size:
+                _prefetch(table, order[t])
+                _prefetch(table, order[t + 1])
+            mean = means[j]
+            a = order[start + 2 * i]
+            if 2 * i + 1 == size:
+                for k in range(dim):
+                    first[k] += _value(table[a, k]) - mean[k]
+                following[start + 2 * i] = a
+                continue
+            b = order[start + 2 * i + 1]
+            dot = 0.0
+            for k in range(dim):
+                x, y = _value(table[a, k]), _value(table[b, k])
+                dot += running[k] * (x - y)
+                first[k] += x - mean[k]
+                second[k] += y - mean[k]
+            if dot > 0.0:  # the sign is −1: b goes to the front, and −(a − b) = b − a is added
+                a, b = b, a
+            following[start + i] = a
+            following[start + size - (size & 1) - 1 - i] = b
+            for k in range(dim):
+                running[k] += _value(table[a, k]) - _value(table[b, k])
+        at_first, at_second = 0.0, 0.0
+        for k in range(dim):
+            p = prefix[k] + first[k]
+            at_first += p * p
+            p += second[k]
+            at_second += p * p
+            prefix[k] = p
+        if (2 * i + 1) % batch_size == 0 or 2 * i + 1 == longest:
+            worst = max(worst, at_first)
+        if (2 * i + 2) % batch_size == 0 or 2 * i + 2 == longest:
+            worst = max(worst, at_second)
+    return worst
+
+
+@njit(**_COMPILE)
+def prefix_walk(table, order, offsets, means, prefix, batch_size):
+    """Norms of the common prefix at batch boundaries: (largest infinity norm, largest ‖·‖², sum of ‖·‖², boundaries).
+
+    Arguments as in `pair_walk`; position t of every worker that still has one makes one step.
+    """
+    workers, dim, ahead = offsets.size - 1, table.shape[1], _ahead(table)
+    longest = 0
+    for j in range(workers):
+        longest = max(longest, offsets[j + 1] - offsets[j])
+    steps_ahead = max(ahead // workers, 1)
+    prefix[:] = 0.0
+    worst_inf, worst_two, total, count = 0.0, 0.0, 0.0, 0
+    for t in range(longest):
+        for j in range(workers):
+            at = offsets[j] + t
+            if at >= offsets[j + 1]:
+                continue
+            if at + steps_ahead < offsets[j + 1]:
+                _prefetch(table, order[at + steps_ahead])
+            row = order[at]
+            mean = means[j]
+            for k in range(dim):
+                prefix[k] += _value(table[row, k]) - mean[k]
+        if (t + 1) % batch_size == 0 or t == longest - 1:
+            norm, largest = 0.0, 0.0
+            for k in range(dim):
+                norm += prefix[k] * prefix[k]
+                largest = max(largest, abs(prefix[k]))
+            worst_inf = max(worst_inf, largest)
+            worst_two = max(worst_two, norm)
+            total += norm
+            count += 1
+    return worst_inf, worst_two, total, count

@@ -1,0 +1,137 @@
+"""Plain NumPy twins of the compiled kernels: slow, obviously right, and read like the equations.
+
+Tests drive both through the same steps. Vectors are (N, K) float64 here; `order` holds row numbers; a shard is a list
+of row numbers in its worker's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heeler.herding._validate import Array, IntArray
+
+Floats = NDArray[np.float64]
+
+
+def gather_sum(vectors: Floats, order: IntArray) -> Floats:
+    """Σ_t z_σ(t), shape (K,)."""
+    return vectors[order].sum(axis=0)
+
+
+def balance_pass(vectors: Floats, order: IntArray) -> IntArray:
+    """GraB's balance (arXiv 2205.10733, Alg. 3) with the true mean: ⟨s, c⟩ ≤ 0 goes to the front, else to the back."""
+    mean = vectors[order].mean(axis=0)
+    s = np.zeros_like(mean)
+    front, back = [], []
+    for i in order:
+        c = vectors[i] - mean
+        if s @ c <= 0:
+            front.append(i)
+            s = s + c
+        else:
+            back.append(i)
+            s = s - c
+    return np.array(front + back[::-1], np.int64)
+
+
+def coordinated_pair_pass(vectors: Floats, shards: Sequence[IntArray]) -> list[IntArray]:
+    """One epoch of CD-GraB (arXiv 2302.00845, Alg. 2 and 3): pair i of each worker in turn, one running sum S for all."""
+    following = [np.array(shard, np.int64) for shard in shards]
+    S = np.zeros(vectors.shape[1])
+    for i in range(max(len(shard) for shard in shards) // 2):
+        for j, shard in enumerate(shards):
+            even = len(shard) // 2 * 2  # an odd last example keeps its place
+            if 2 * i >= even:
+                continue
+            left, right = i, even - 1 - i
+            a, b = shard[2 * i], shard[2 * i + 1]
+            D = vectors[a] - vectors[b]
+            if S @ D <= 0:
+                following[j][left], following[j][right] = a, b
+                S = S + D
+            else:
+                following[j][right], following[j][left] = a, b
+                S = S - D
+    return following
+
+
+def prefixes(vectors: Floats, shards: Sequence[IntArray], batch_size: int = 1) -> Floats:
+    """Σ_{τ≤t} Σ_j (z_{j,τ} − z̄_j) at every batch boundary t and at the end, shape (boundaries, K)."""
+    longest = max(len(shard) for shard in shards)
+    steps = np.zeros((longest, vectors.shape[1]))
+    for shard in shards:
+        if len(shard):
+            steps[: len(shard)] += vectors[shard] - vectors[shard].mean(axis=0)
+    sums = np.cumsum(steps, axis=0)
+    return sums[[t for t in range(longest) if (t + 1) % batch_size == 0 or t == longest - 1]]
+
+
+def bounds(vectors: Floats, shards: Sequence[IntArray], batch_size: int = 1) -> tuple[float, float, float]:
+    """Largest infinity norm, largest 2-norm, root mean square of the 2-norm over the prefixes."""
+    P = prefixes(vectors, shards, batch_size)
+    two = np.linalg.norm(P, axis=1)
+    return float(np.abs(P).max()), float(two.max()), float(np.sqrt(np.mean(two**2)))
+
+
+def greedy(vectors: Floats, order: IntArray) -> IntArray:
+    """Greedy herding: always the example that keeps the prefix shortest; of equals the earliest in `order`."""
+    left = [vectors[i] - vectors[order].mean(axis=0) for i in order]
+    rows, prefix, following = list(order), np.zeros(vectors.shape[1]), []
+    while rows:
+        best = int(np.argmin([np.sum((prefix + c) ** 2) for c in left]))
+        prefix = prefix + left.pop(best)
+        following.append(rows.pop(best))
+    return np.array(following, np.int64)
+
+
+def observe_mean(vectors: Floats, mean: Floats, s: Floats) -> tuple[NDArray[np.bool_], Floats]:
+    """GraB online: which of the vectors go to the front, and the running sum after them. `mean` is last epoch's."""
+    front = []
+    for g in vectors:
+        c = g - mean
+        front.append(s @ c <= 0)
+        s = s + c if front[-1] else s - c
+    return np.array(front, np.bool_), s
+
+
+def walk_sign(S: Floats, D: Floats, c: float, u: float) -> int:
+    """Self-balancing walk (arXiv 2006.14009): +1 with probability ½ − ⟨S, D⟩/(2c)."""
+    return 1 if u < 0.5 - S @ D / (2 * c) else -1
+
+
+def kh_sign(S: Floats, D: Floats, sigma2: float, i: int, k: int, T: int, pairs: int, u: float) -> tuple[int, float]:
+    """Kernel halving's sign (arXiv 2502.12063, KH-SGD) and the new σ²: i-th pair of `pairs` in epoch k of T, δ = ½."""
+    b = D @ D
+    if b == 0:
+        return 1, sigma2
+    length = np.log((4 / 0.5) * k * (1 + np.log(T)) * i * (1 + np.log(pairs)))
+    q = sigma2 * length / b
+    if q <= 1:
+        a, sigma2 = b, 2 * b
+    else:
+        a = np.sqrt(q) * b
+        sigma2 += 2 * b * max(0.0, length + 0.5 - np.sqrt(q)) / length
+    U = 2 * u - 1
+    return (1 if S @ D <= U * a else -1), sigma2
+
+
+def tree_order(vectors: Floats, order: IntArray, mean: Floats, depth: int) -> list[int]:
+    """Recursive balance: a node splits its examples by its own running sum; each half is balanced again, `depth` times."""
+    front, _ = observe_mean(vectors[order], mean, np.zeros(vectors.shape[1]))
+    plus, minus = order[front], order[~front]
+    if depth == 0:
+        return [*plus.tolist(), *minus[::-1].tolist()]
+    return tree_order(vectors, plus, mean, depth - 1) + tree_order(vectors, minus, mean, depth - 1)
+
+
+def merge_at_random(seen: Array, unseen: Array, rng: np.random.Generator) -> Array:
+    """Unseen examples, shuffled, at uniformly random places among the seen ones, which keep their order."""
+    out = np.empty(seen.size + unseen.size, np.int64)
+    places = np.zeros(out.size, np.bool_)
+    places[rng.choice(out.size, unseen.size, replace=False)] = True
+    out[places] = rng.permutation(unseen)
+    out[~places] = seen
+    return out

@@ -1,0 +1,138 @@
+"""Several passes over one table, judged, the best order kept.
+
+The objective is the largest 2-norm of a centred prefix sum at a batch boundary. Of the candidates it is the one in the
+convergence theorems (GraB and CD-GraB bound the error by it), it does not depend on the axes of a random sketch as the
+infinity norm does, and unlike the root mean square it cannot trade one bad stretch of the epoch against a good rest.
+Only batch boundaries count, for within a batch gradients are averaged anyway.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from heeler.herding._problem import Problem, flat_problem, worker_problem
+from heeler.herding._validate import IntArray, as_numpy, check_positive
+
+PASSES = 10
+PATIENCE = 3
+"""Passes without progress after which a solve ends."""
+PROGRESS = 0.99
+"""A pass makes progress when it takes the best bound below this share of what it was."""
+
+
+class Solution(NamedTuple):
+    """What a solve found; bounds are largest 2-norms of prefixes at batch boundaries."""
+
+    order: IntArray
+    """The best order seen, in the form of the given one."""
+    bound_before: float
+    """Of the given order."""
+    bound_after: float
+    """Of `order`: the least of all seen."""
+    bound_random: float
+    """Of a random order drawn from the seed."""
+    passes: int
+    """Passes walked."""
+    seconds: float
+    """Wall time."""
+
+
+def solve(
+    vectors: Any,
+    order: Any,
+    *,
+    passes: int = PASSES,
+    batch_size: int = 1,
+    seed: int = 0,
+    shard_sizes: Sequence[int] | None = None,
+    subset: bool = False,
+    screen: bool = False,
+) -> IntArray:
+    """The best order that up to `passes` balance passes find, never worse than `order` nor than a random one.
+
+    One order, vectors (N, K) and order (N,), is improved by mean-centred passes. Own shards, vectors (n, m, K) and order
+    (n, m), or the flat form with `shard_sizes`, by coordinated pair passes: mean-centred ones let the workers' lists
+    drift apart. The table is never copied.
+
+    Args:
+        vectors: (N, K) or (n, m, K) float16, float32 or float64, NumPy or CPU torch, memory-mapped files too.
+        order: (N,) or (n, m) int; where the passes start.
+        passes: at most so many; fewer when they stop helping.
+        batch_size: examples per worker in a batch: prefixes are judged at batch boundaries.
+        seed: of the random order that the result is compared with.
+        shard_sizes: examples of each worker, shards side by side in the flat form.
+        subset: `order` may list only some rows of a flat table; `shard_sizes` then divide that list.
+        screen: count non-finite rows as zero, with a warning, instead of refusing them.
+
+    Returns:
+        int64, in the form of `order`.
+    """
+    return solve_with_report(
+        vectors,
+        order,
+        passes=passes,
+        batch_size=batch_size,
+        seed=seed,
+        shard_sizes=shard_sizes,
+        subset=subset,
+        screen=screen,
+    ).order
+
+
+def solve_with_report(
+    vectors: Any,
+    order: Any,
+    *,
+    passes: int = PASSES,
+    batch_size: int = 1,
+    seed: int = 0,
+    shard_sizes: Sequence[int] | None = None,
+    subset: bool = False,
+    screen: bool = False,
+) -> Solution:
+    """`solve`, with the bounds before and after, the passes walked and the time."""
+    start = time.perf_counter()
+    passes = check_positive(passes, "passes")
+    own_shards = shard_sizes is not None or as_numpy(vectors, "vectors").ndim == 3
+    make = worker_problem if own_shards else flat_problem
+    problem = make(vectors, order, batch_size=batch_size, shard_sizes=shard_sizes, subset=subset, screen=screen)
+    best, before, after, random, walked = _improve(problem, passes, np.random.default_rng(seed))
+    seconds = time.perf_counter() - start
+    return Solution(problem.as_given(best), math.sqrt(before), math.sqrt(after), math.sqrt(random), walked, seconds)
+
+
+def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[IntArray, float, float, float, int]:
+    """(best order, squared bounds of the given, the best and the random order, passes walked).
+
+    A walk judges the order it starts from, so that a pass and its judging read the table once.
+    """
+    walk = problem.balance if problem.offsets.size == 2 else problem.pair_balance
+    best = problem.shuffled(rng)
+    bound_random = bound_best = problem.prefix_norms(best)[1]
+    current, following = problem.order.copy(), np.empty_like(problem.order)
+    bound_given, idle, walked = math.inf, 0, 0
+    while walked < passes and idle < PATIENCE and bound_best > 0:
+        bound = walk(current, following)
+        walked += 1
+        if walked == 1:
+            bound_given = bound
+        idle = 0 if bound < PROGRESS**2 * bound_best else idle + 1
+        if bound <= bound_best:
+            np.copyto(best, current)
+            bound_best = bound
+        elif walked == 1 and bound > 4 * bound_random:
+            # A pass halves the bound (a quarter squared), so a random start is worth more than the pass just walked.
+            np.copyto(following, best)
+        current, following = following, current
+    if walked:
+        bound = problem.prefix_norms(current)[1]
+        if bound < bound_best:
+            best, bound_best = current, bound
+    else:
+        bound_given = problem.prefix_norms(problem.order)[1]
+    return best, bound_given, bound_best, bound_random, walked
