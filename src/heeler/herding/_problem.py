@@ -45,7 +45,7 @@ class Problem:
         )
 
     def pair_balance(self, order: IntArray, following: IntArray) -> float:
-        """Coordinated pair pass over all shards into `following`; returns the largest squared prefix norm of `order`."""
+        """Coordinated pair pass over all shards into `following`; returns the largest squared prefix norm."""
         from heeler.herding import kernels
 
         scratch = np.empty((4, self.table.shape[1]))
@@ -106,7 +106,7 @@ def worker_problem(
 ) -> Problem:
     """vectors (n, m, K) with orders (n, m), or the flat form with `shard_sizes`."""
     if shard_sizes is not None:
-        options = {"batch_size": batch_size, "subset": subset, "screen": screen}
+        options: dict[str, Any] = {"batch_size": batch_size, "subset": subset, "screen": screen}
         return flat_problem(vectors, orders, shard_sizes=shard_sizes, **options)
     if subset:
         raise ValueError("subset needs the flat form: vectors (N, K), order (N,) and shard_sizes")

@@ -136,12 +136,16 @@ def screened_copy(table: Array, bad: IntArray) -> Array:
     return table
 
 
+class NonFinite(ValueError):
+    """Vectors hold NaN or infinity."""
+
+
 def refuse_nonfinite(bad: IntArray) -> ValueError:
     """The error for non-finite rows, for the caller to raise."""
     if bad.size == 0:
         return ValueError("the vectors add up to more than float64 holds: scale them down")
-    return ValueError(
-        f"{bad.size} vectors hold NaN or infinity, rows {_some(bad)}: drop them, or pass screen=True to count them as zero"
+    return NonFinite(
+        f"{bad.size} vectors hold NaN or infinity, rows {_some(bad)}: drop them, or count them as zero with screen=True"
     )
 
 

@@ -47,7 +47,7 @@ def parallel_herding_bound(
     vectors (n, m, K) with orders (n, m); or vectors (N, K), orders (N,) and `shard_sizes`, the shards side by side.
     `batch_size` counts examples of one worker. Other arguments as in `herding_bound`.
     """
-    options = {"batch_size": batch_size, "subset": subset, "screen": screen}
+    options: dict[str, Any] = {"batch_size": batch_size, "subset": subset, "screen": screen}
     return bound(worker_problem(vectors, orders, shard_sizes=shard_sizes, **options))
 
 

@@ -4,7 +4,7 @@ Every loop walks a table of N rows in a given order, which is to say at random: 
 Hence three things done throughout:
 
 - rows a few kilobytes ahead in the order are fetched into cache (`_prefetch`) while the present one is worked on;
-- half-precision rows are read as bits and widened in the registers (`_narrow`: LLVM makes it one instruction for sixteen);
+- half-precision rows are read as bits and widened in the registers (`_narrow`: one instruction for sixteen);
 - each row is read once: a walk that balances an order also judges the order it walks (its largest prefix norm).
 
 All sums are float64: a million roundings in float32 would drown the bounds that are judged here, and since the loops
@@ -12,13 +12,15 @@ wait for memory it costs next to nothing. `reassoc` and `contract` let sums be s
 their meaning (no `nnan`). Nothing here checks its input: that is done in `_validate`.
 """
 
+from typing import Any
+
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 _MATH = {"reassoc", "contract", "nsz"}
-_COMPILE = {"nogil": True, "cache": True, "fastmath": _MATH, "error_model": "numpy"}
+_COMPILE: dict[str, Any] = {"nogil": True, "cache": True, "fastmath": _MATH, "error_model": "numpy"}
 _LINE = 64  # bytes in a cache line
 _AHEAD_BYTES = 4096  # how far ahead of the walk rows are fetched: more than memory's latency, less than the L1 cache
 

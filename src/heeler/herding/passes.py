@@ -33,7 +33,7 @@ def balance_pass(vectors: Any, order: Any, *, subset: bool = False, screen: bool
 
 
 def pair_pass(vectors: Any, order: Any, *, subset: bool = False, screen: bool = False) -> IntArray:
-    """One pass over differences of neighbours: `coordinated_pair_pass` with a single worker; arguments as `balance_pass`."""
+    """One pass over differences of neighbours: `coordinated_pair_pass` with one worker; arguments as `balance_pass`."""
     problem = flat_problem(vectors, order, subset=subset, screen=screen)
     following = np.empty_like(problem.order)
     problem.pair_balance(problem.order, following)

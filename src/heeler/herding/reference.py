@@ -38,7 +38,7 @@ def balance_pass(vectors: Floats, order: IntArray) -> IntArray:
 
 
 def coordinated_pair_pass(vectors: Floats, shards: Sequence[IntArray]) -> list[IntArray]:
-    """One epoch of CD-GraB (arXiv 2302.00845, Alg. 2 and 3): pair i of each worker in turn, one running sum S for all."""
+    """One epoch of CD-GraB (arXiv 2302.00845): pair i of each worker in turn, one running sum S for all."""
     following = [np.array(shard, np.int64) for shard in shards]
     S = np.zeros(vectors.shape[1])
     for i in range(max(len(shard) for shard in shards) // 2):
@@ -104,22 +104,22 @@ def walk_sign(S: Floats, D: Floats, c: float, u: float) -> int:
 
 def kh_sign(S: Floats, D: Floats, sigma2: float, i: int, k: int, T: int, pairs: int, u: float) -> tuple[int, float]:
     """Kernel halving's sign (arXiv 2502.12063, KH-SGD) and the new σ²: i-th pair of `pairs` in epoch k of T, δ = ½."""
-    b = D @ D
+    b = float(D @ D)
     if b == 0:
         return 1, sigma2
-    length = np.log((4 / 0.5) * k * (1 + np.log(T)) * i * (1 + np.log(pairs)))
+    length = float(np.log((4 / 0.5) * k * (1 + np.log(T)) * i * (1 + np.log(pairs))))
     q = sigma2 * length / b
     if q <= 1:
         a, sigma2 = b, 2 * b
     else:
-        a = np.sqrt(q) * b
-        sigma2 += 2 * b * max(0.0, length + 0.5 - np.sqrt(q)) / length
+        a = float(np.sqrt(q)) * b
+        sigma2 += 2 * b * max(0.0, length + 0.5 - float(np.sqrt(q))) / length
     U = 2 * u - 1
-    return (1 if S @ D <= U * a else -1), sigma2
+    return (1 if S @ D <= U * a else -1), sigma2  # noqa: SIM300
 
 
 def tree_order(vectors: Floats, order: IntArray, mean: Floats, depth: int) -> list[int]:
-    """Recursive balance: a node splits its examples by its own running sum; each half is balanced again, `depth` times."""
+    """Recursive balance: a node splits its examples by its own running sum; each half is balanced again."""
     front, _ = observe_mean(vectors[order], mean, np.zeros(vectors.shape[1]))
     plus, minus = order[front], order[~front]
     if depth == 0:

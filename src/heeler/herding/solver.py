@@ -55,9 +55,9 @@ def solve(
 ) -> IntArray:
     """The best order that up to `passes` balance passes find, never worse than `order` nor than a random one.
 
-    One order, vectors (N, K) and order (N,), is improved by mean-centred passes. Own shards, vectors (n, m, K) and order
-    (n, m), or the flat form with `shard_sizes`, by coordinated pair passes: mean-centred ones let the workers' lists
-    drift apart. The table is never copied.
+    One order, vectors (N, K) and order (N,), is improved by mean-centred passes. Own shards, vectors (n, m, K) and
+    order (n, m), or the flat form with `shard_sizes`, by coordinated pair passes: mean-centred ones let the workers'
+    lists drift apart. The table is never copied.
 
     Args:
         vectors: (N, K) or (n, m, K) float16, float32 or float64, NumPy or CPU torch, memory-mapped files too.
