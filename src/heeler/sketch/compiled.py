@@ -1,0 +1,66 @@
+"""What `torch.compile` needs: preparation while tracing, and errors where hooks would be skipped in silence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from heeler.sketch.passes import PassLog
+    from heeler.sketch.sketcher import Sketcher
+
+
+class HooksNotTraced(RuntimeError):
+    """The compiled code does not contain the taps."""
+
+
+_ADVICE = (
+    "Heeler's hooks are part of the compiled code, so they must be there before the first compiled call: attach first, "
+    "or call torch._dynamo.reset() before attaching to have everything compiled anew"
+)
+
+
+@torch._dynamo.assume_constant_result
+def prepare(sketcher: Sketcher, capacity: int, device: torch.device) -> int:
+    """Runs as plain Python while the forward is traced: the leaves must exist before the graph that uses them."""
+    if device != sketcher._log.device:
+        sketcher._move(device)
+    sketcher._log.arm(capacity, device)
+    return 0
+
+
+def refuse_if_called(model: nn.Module) -> None:
+    """Raise if the model is compiled and compiled code exists that would run without hooks."""
+    is_wrapper = hasattr(model, "_orig_mod")
+    if not is_wrapper and getattr(model, "_compiled_call_impl", None) is None:
+        return
+    for code in _entry_codes(model):
+        if torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code):
+            raise HooksNotTraced(f"a compiled model has been called before the sketcher was attached. {_ADVICE}")
+
+
+def _entry_codes(model: Any) -> list[Any]:
+    """The code objects at which dynamo enters a compiled module."""
+    entry = getattr(model, "forward", None) if hasattr(model, "_orig_mod") else model._compiled_call_impl
+    codes = []
+    while entry is not None:
+        code = getattr(entry, "__code__", None)
+        if code is not None:
+            codes.append(code)
+        entry = getattr(entry, "_torchdynamo_orig_callable", None)
+    return codes
+
+
+def watch(wrapper: nn.Module, log: PassLog) -> list[Any]:
+    """Hooks outside the compiled region that notice when the taps inside did not run."""
+
+    def before(module: nn.Module, args: Any) -> None:
+        log.current = None
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        if module.training and torch.is_grad_enabled() and log.current is None and log.enabled:
+            raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
+
+    return [wrapper.register_forward_pre_hook(before), wrapper.register_forward_hook(after)]

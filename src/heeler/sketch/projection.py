@@ -1,0 +1,214 @@
+"""Random projections drawn from names, and the two shapes of sketch that the rules write into.
+
+A weight gradient is a sum of outer products, G = Σ_t r_t c_tᵀ, of a row side (rows of the weight) and a column side.
+With sign matrices R (rows × k_rows) and C (cols × k_cols), entries ±1/√k, the Kronecker sketch
+
+    RᵀGC = Σ_t (Rᵀr_t)(Cᵀc_t)ᵀ                                              (k_rows × k_cols numbers)
+
+keeps inner products in expectation: E⟨RᵀGC, RᵀHC⟩ = ⟨G, H⟩, since E RRᵀ = I and E CCᵀ = I. Sketches of independent
+parameters are *added* into one array: their cross terms have mean zero. In the exact mode R and C are identities, and
+parameters lie side by side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def random_signs(seed: int, name: str, rows: int, cols: int) -> Tensor:
+    """A (rows, cols) matrix of ±1/√cols on the CPU, a function of (seed, name) alone.
+
+    The bits are Philox's raw stream, which numpy promises never to change, so every process, device and version that
+    knows the seed and the parameter's name has the same projection.
+    """
+    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
+    words = np.random.Philox(key=key).random_raw(-(-rows * cols // 64))
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little")[: rows * cols]
+    signs = bits.astype(np.float32).reshape(rows, cols) * 2.0 - 1.0
+    return torch.from_numpy(signs / math.sqrt(cols))
+
+
+def split_dim(dim: int) -> tuple[int, int]:
+    """k_rows · k_cols = dim, as near to a square as dim allows: 256 → 16 × 16, 512 → 16 × 32."""
+    k_rows = next(k for k in range(math.isqrt(dim), 0, -1) if dim % k == 0)
+    return k_rows, dim // k_rows
+
+
+class Constant:
+    """A fixed matrix in float32 and in bfloat16, both made once: a cast in every step is a kernel in every step."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.single = value
+        self.half = value.to(torch.bfloat16)
+
+    def move(self, device: torch.device) -> None:
+        self.single, self.half = self.single.to(device), self.half.to(device)
+
+    def like(self, other: Tensor) -> Tensor:
+        if other.dtype == torch.bfloat16:
+            return self.half
+        if other.dtype == torch.float32:
+            return self.single
+        return self.single.to(other.dtype)
+
+
+@dataclass(frozen=True)
+class MatrixSpec:
+    """A weight as a rule sees it. `cols` counts the columns after the weight is flattened to (rows, cols)."""
+
+    weight: str
+    bias: str | None
+    rows: int
+    cols: int
+    grad_is_rows: bool = True
+    """Linear: the output's gradient meets the rows. Embedding and transformers' Conv1D: it meets the columns."""
+    groups: int = 1
+    """A grouped convolution: the rows fall into this many groups, each with columns of its own."""
+
+
+class Matrix:
+    """Kronecker sketch of one weight, its bias included as one more input column of ones."""
+
+    exact = False
+
+    def __init__(self, spec: MatrixSpec, dim: int, seed: int, weight_key: str | None, bias_key: str | None) -> None:
+        self.spec = spec
+        k_rows, k_cols = split_dim(dim)
+        key = weight_key if weight_key is not None else f"{bias_key}/alone"
+        grad_side, input_side = ("rows", "cols") if spec.grad_is_rows else ("cols", "rows")
+        sizes = {"rows": (spec.rows, k_rows), "cols": (spec.cols, k_cols)}
+        self.k_grad, self.k_input = sizes[grad_side][1], sizes[input_side][1]
+        self.of_grad = Constant(random_signs(seed, f"{key}/{grad_side}", *sizes[grad_side]))
+        columns = random_signs(seed, f"{key}/{input_side}", *sizes[input_side])
+        self.has_weight = weight_key is not None
+        self.of_input = Constant(columns if self.has_weight else torch.zeros_like(columns))
+        self.of_ones = None
+        if bias_key is not None:
+            self.of_ones = Constant(random_signs(seed, f"{bias_key}/ones", 1, self.k_input)[0])
+
+    def move(self, device: torch.device) -> None:
+        for constant in (self.of_grad, self.of_input, self.of_ones):
+            if constant is not None:
+                constant.move(device)
+
+    def input_filter(self, like: Tensor) -> Tensor:
+        """(n_input, k): what an input is multiplied with."""
+        return self.of_input.like(like)
+
+    def input_offset(self, like: Tensor) -> Tensor | None:
+        """(k,): the bias's random vector, which a column of ones would meet."""
+        return None if self.of_ones is None else self.of_ones.like(like)
+
+    def input(self, a: Tensor) -> Tensor:
+        """(B, T, n_input) → (B, T, k)."""
+        offset = self.input_offset(a)
+        if offset is None:
+            return a @ self.input_filter(a)
+        return F.linear(a, self.input_filter(a).t(), offset)
+
+    def grad(self, g: Tensor) -> Tensor:
+        """(B, T, n_grad) → (B, T, k); with groups (B, T, G, n_grad / G) → (B, T·G, k)."""
+        projection = self.of_grad.like(g)
+        if self.spec.groups > 1:
+            mixed = torch.einsum("btgo,gok->btgk", g, projection.view(self.spec.groups, -1, self.k_grad))
+            return mixed.flatten(1, 2)
+        return g @ projection
+
+    def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
+        """Σ_t over both sides: (B, T, k_grad), (B, T, k_input) → (B, K) float32, laid out rows × columns."""
+        left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
+        left, right = left.to(gp.dtype), right.to(gp.dtype)
+        outer = (
+            left.transpose(1, 2) * right if left.shape[1] == 1 else torch.bmm(left.transpose(1, 2), right)
+        )  # (B, k_rows, 1) * (B, 1, k_cols) for T = 1: no GEMM for an outer product
+        return outer.flatten(1).float()
+
+
+class ExactMatrix:
+    """The same interface with identity projections: every coordinate of weight and bias at its own place."""
+
+    exact = True
+
+    def __init__(self, spec: MatrixSpec, dim: int, weight_at: int | None, bias_at: int | None) -> None:
+        self.spec, self.dim, self.weight_at, self.bias_at = spec, dim, weight_at, bias_at
+        self.has_weight = weight_at is not None
+        n_input = spec.cols if spec.grad_is_rows else spec.rows
+        self._eye = Constant(torch.eye(n_input))
+
+    def move(self, device: torch.device) -> None:
+        self._eye.move(device)
+
+    def input_filter(self, like: Tensor) -> Tensor:
+        return self._eye.like(like)
+
+    def input_offset(self, like: Tensor) -> Tensor | None:
+        return None
+
+    def input(self, a: Tensor) -> Tensor:
+        return a
+
+    def grad(self, g: Tensor) -> Tensor:
+        return g.flatten(1, 2) if self.spec.groups > 1 else g
+
+    def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
+        groups = self.spec.groups
+        gp, xp = gp.float(), xp.float()
+        left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
+        result = gp.new_zeros(gp.shape[0], self.dim)
+        if groups > 1:
+            left, right = left.unflatten(1, (-1, groups)), right.unflatten(1, (-1, groups))
+            outer = torch.einsum("btgo,btgi->bgoi", left, right)
+            bias = gp.unflatten(1, (-1, groups)).sum(1)
+        else:
+            outer = torch.bmm(left.transpose(1, 2), right)
+            bias = gp.sum(1)
+        if self.weight_at is not None:
+            result = result + place(outer.flatten(1), self.weight_at, self.dim)
+        if self.bias_at is not None:
+            result = result + place(bias.flatten(1), self.bias_at, self.dim)
+        return result
+
+
+class Vector:
+    """Sketch of a parameter that acts elementwise (a norm's gain): a dense sign projection n → K."""
+
+    exact = False
+
+    def __init__(self, size: int, dim: int, seed: int, key: str) -> None:
+        self.projection = Constant(random_signs(seed, f"{key}/vector", size, dim))
+
+    def move(self, device: torch.device) -> None:
+        self.projection.move(device)
+
+    def write(self, v: Tensor) -> Tensor:
+        """(B, n) per-example gradient → (B, K)."""
+        return (v @ self.projection.like(v)).float()
+
+
+class ExactVector:
+    exact = True
+
+    def __init__(self, dim: int, at: int) -> None:
+        self.dim, self.at = dim, at
+
+    def move(self, device: torch.device) -> None:
+        pass
+
+    def write(self, v: Tensor) -> Tensor:
+        return place(v.float(), self.at, self.dim)
+
+
+def place(v: Tensor, at: int, dim: int) -> Tensor:
+    """(B, n) → (B, dim), zero outside [at, at + n)."""
+    return F.pad(v, (at, dim - at - v.shape[1]))
+
+
+AnyMatrix = Matrix | ExactMatrix
+AnyVector = Vector | ExactVector

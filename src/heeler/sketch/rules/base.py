@@ -1,0 +1,128 @@
+"""What a rule is, and the registry that finds one for a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from heeler.sketch.batch import NoBatchDimension, by_example
+from heeler.sketch.projection import MatrixSpec
+
+if TYPE_CHECKING:
+    from heeler.sketch.sites import Site
+
+
+class LeftOut(Exception):
+    """Raised by `declare` where a module cannot be sketched; the message goes into the coverage report."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work per token, in multiply-adds and in numbers read or written: of the layer itself, and of its tap."""
+
+    own_flops: float
+    own_numbers: float
+    tap_flops: float
+    tap_numbers: float
+    tokens: float = 1.0
+    """Tokens per example as far as the layer alone tells: 1, or a guess for convolutions."""
+
+
+class Examples:
+    """How to find the batch's examples in a tensor: all that a call leaves behind for backward, besides `keep`."""
+
+    def __init__(self, batch: int, batch_dim: int) -> None:
+        self.batch, self.batch_dim = batch, batch_dim
+
+    def split(self, x: Tensor) -> Tensor:
+        """(..., n) → (B, T, n)."""
+        return by_example(x, self.batch, self.batch_dim)
+
+
+class Call:
+    """One call of a module within a pass: what it was called with, what it returned, where its examples are."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, examples: Examples) -> None:
+        self.args, self.kwargs, self.output, self.examples = args, kwargs, output, examples
+        self.batch, self.batch_dim = examples.batch, examples.batch_dim
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    @property
+    def input(self) -> Tensor:
+        """The first argument, whatever name it came under."""
+        x = self.args[0] if self.args else next(iter(self.kwargs.values()))
+        if not isinstance(x, Tensor):
+            raise NoBatchDimension(f"a layer was called with a {type(x).__name__} where a tensor was expected")
+        return x.detach()
+
+    def split(self, x: Tensor) -> Tensor:
+        """(..., n) → (B, T, n)."""
+        return self.examples.split(x)
+
+
+class Rule:
+    """Base class; see the package's docstring for how to write one. An instance serves one module."""
+
+    matrices: list[MatrixSpec]
+    vectors: dict[str, int]
+    """Elementwise parameters and their sizes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.matrices = []
+        self.vectors = {}
+        self.declare(module)
+
+    def declare(self, module: nn.Module) -> None:
+        """Fill `matrices` and `vectors`, or raise LeftOut."""
+        raise NotImplementedError
+
+    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+        """In forward, without gradients: the tensors that `sketch` will need."""
+        raise NotImplementedError
+
+    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+        """In backward: this call's part of the (B, K) sketch. `grads` belong to the module's output tensors."""
+        raise NotImplementedError
+
+    def cost(self, module: nn.Module, k: float) -> Cost | None:
+        """None: known to be too expensive for the default choice of layers."""
+        return None
+
+    def parameter_names(self) -> list[str]:
+        names = [name for spec in self.matrices for name in (spec.weight, spec.bias) if name is not None]
+        return names + list(self.vectors)
+
+
+_BY_CLASS: dict[type, type[Rule]] = {}
+_BY_NAME: dict[str, type[Rule]] = {}
+
+
+def register(*classes: type | str) -> Callable[[type[Rule]], type[Rule]]:
+    """Class decorator: use this rule for these module classes and their subclasses.
+
+    A string is a full class name, "package.module.Class", for a class that must not be imported here.
+    """
+
+    def add(rule: type[Rule]) -> type[Rule]:
+        for cls in classes:
+            if isinstance(cls, str):
+                _BY_NAME[cls] = rule
+            else:
+                _BY_CLASS[cls] = rule
+        return rule
+
+    return add
+
+
+def find_rule(module: nn.Module) -> type[Rule] | None:
+    """The rule of the nearest class along the MRO, or None."""
+    for cls in type(module).__mro__:
+        rule = _BY_CLASS.get(cls) or _BY_NAME.get(f"{cls.__module__}.{cls.__qualname__}")
+        if rule is not None:
+            return rule
+    return None

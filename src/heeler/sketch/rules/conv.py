@@ -1,0 +1,71 @@
+"""Convolutions: y_t = W patch_t + b, so the projected patches are a convolution with k random filters."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.projection import ExactMatrix, MatrixSpec
+from heeler.sketch.rules.base import Call, Cost, Examples, Rule, register
+
+if TYPE_CHECKING:
+    from heeler.sketch.sites import Site
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+GUESSED_POSITIONS = 100.0
+
+
+@register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+class ConvRule(Rule):
+    def declare(self, module: Any) -> None:
+        self.kernel = tuple(module.kernel_size)
+        self.geometry = (module.stride, module.padding, module.dilation, module.groups)
+        self.pad_mode = module.padding_mode
+        self.pads = module._reversed_padding_repeated_twice
+        self.per_group = module.in_channels // module.groups
+        cols = math.prod(module.weight.shape[1:])
+        bias = None if module.bias is None else "bias"
+        self.matrices = [MatrixSpec("weight", bias, module.out_channels, cols, groups=module.groups)]
+
+    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+        a, matrix = call.input, site.matrices[0]
+        stride, padding, dilation, groups = self.geometry
+        if a.ndim != len(self.kernel) + 2 or a.shape[0] != call.batch:
+            raise NoBatchDimension(f"a convolution of shape {tuple(a.shape)} without the batch in dimension 0")
+        filters = matrix.input_filter(a).t().reshape(-1, self.per_group, *self.kernel)
+        offset = matrix.input_offset(a)
+        if groups > 1:
+            filters = filters.repeat(groups, *[1] * (filters.ndim - 1))
+            offset = None if offset is None else offset.repeat(groups)
+        if self.pad_mode != "zeros":
+            a, padding = F.pad(a, self.pads, mode=self.pad_mode), 0
+        xp = _CONV[len(self.kernel)](a, filters, offset, stride, padding, dilation, groups)  # (B, G·k, ...)
+        if groups > 1:
+            xp = xp.flatten(2).unflatten(1, (groups, -1)).permute(0, 3, 1, 2).flatten(1, 2)
+            return (xp,)  # (B, T·G, k)
+        return (xp.flatten(2).transpose(1, 2),)  # (B, T, k)
+
+    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+        matrix, g = site.matrices[0], grads[0]
+        if g is None:
+            raise ValueError("a convolution's output got no gradient")
+        g = g.flatten(2)  # (B, C_out, T)
+        groups = self.geometry[3]
+        if groups > 1:
+            g = g.unflatten(1, (groups, -1)).permute(0, 3, 1, 2)  # (B, T, G, C_out / G)
+            return matrix.contract(matrix.grad(g), kept[0])
+        if isinstance(matrix, ExactMatrix):
+            return matrix.contract(g.transpose(1, 2), kept[0])
+        gp = torch.matmul(matrix.of_grad.like(g).t(), g)  # (B, k, T): the channels stay in front, nothing is copied
+        return matrix.contract(gp.transpose(1, 2), kept[0])
+
+    def cost(self, module: Any, k: float) -> Cost:
+        n_in, n_out = math.prod(module.weight.shape[1:]), module.out_channels
+        c_in, groups = module.in_channels, module.groups
+        tap = k * (n_in * groups + n_out)
+        return Cost(3 * n_in * n_out, 3 * (c_in + n_out), tap, c_in + n_out + k * groups, GUESSED_POSITIONS)

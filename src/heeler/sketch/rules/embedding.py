@@ -1,0 +1,47 @@
+"""Embeddings: y_t = W[id_t], so G = Σ_t e(id_t) g_tᵀ: the one-hot side is a look-up in a table of random rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.projection import MatrixSpec
+from heeler.sketch.rules.base import Call, Cost, Examples, LeftOut, Rule, register
+
+if TYPE_CHECKING:
+    from heeler.sketch.sites import Site
+
+
+@register(nn.Embedding)
+class EmbeddingRule(Rule):
+    def declare(self, module: Any) -> None:
+        if module.scale_grad_by_freq:
+            raise LeftOut("scale_grad_by_freq divides by counts over the whole batch")
+        self.padding_idx = module.padding_idx
+        rows, cols = module.num_embeddings, module.embedding_dim
+        self.matrices = [MatrixSpec("weight", None, rows, cols, grad_is_rows=False)]
+
+    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+        ids = call.input
+        if ids.ndim <= call.batch_dim or ids.shape[call.batch_dim] != call.batch:
+            # Positions looked up once for the whole batch: the examples' gradients are summed before they get here.
+            raise NoBatchDimension(f"ids of shape {tuple(ids.shape)} do not belong to single examples")
+        ids = ids.movedim(call.batch_dim, 0).reshape(call.batch, -1)
+        rows = F.embedding(ids, site.matrices[0].input_filter(site.like))
+        if self.padding_idx is not None:  # its gradient is zero by definition
+            rows = torch.where((ids == self.padding_idx).unsqueeze(-1), 0.0, rows)
+        return (rows,)
+
+    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+        matrix, g = site.matrices[0], grads[0]
+        if g is None:
+            raise ValueError("an embedding's output got no gradient")
+        return matrix.contract(matrix.grad(examples.split(g)), kept[0])
+
+    def cost(self, module: Any, k: float) -> Cost:
+        n = module.embedding_dim
+        return Cost(n, 3 * n, k * n, n + k)

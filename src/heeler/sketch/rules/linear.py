@@ -1,0 +1,50 @@
+"""Linear layers: y = a Wᵀ + b, with any leading dimensions. G = Σ_t g_t a_tᵀ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from heeler.sketch.projection import MatrixSpec
+from heeler.sketch.rules.base import Call, Cost, Examples, Rule, register
+
+if TYPE_CHECKING:
+    from heeler.sketch.sites import Site
+
+
+def linear_cost(n_in: float, n_out: float, k: float) -> Cost:
+    """Three products of the layer itself (forward and two in backward) against two with k columns."""
+    return Cost(3 * n_in * n_out, 3 * (n_in + n_out), k * (n_in + n_out), n_in + n_out)
+
+
+@register(nn.Linear)
+class LinearRule(Rule):
+    def declare(self, module: Any) -> None:
+        bias = None if module.bias is None else "bias"
+        self.matrices = [MatrixSpec("weight", bias, module.out_features, module.in_features)]
+
+    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+        return (site.matrices[0].input(call.split(call.input)),)
+
+    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+        matrix, g = site.matrices[0], grads[0]
+        if g is None:
+            raise ValueError("a linear layer's output got no gradient")
+        return matrix.contract(matrix.grad(examples.split(g)), kept[0])
+
+    def cost(self, module: Any, k: float) -> Cost:
+        return linear_cost(module.in_features, module.out_features, k)
+
+
+@register("transformers.pytorch_utils.Conv1D", "transformers.modeling_utils.Conv1D")
+class TransposedLinearRule(LinearRule):
+    """transformers' Conv1D is a linear layer whose weight is (n_in, n_out)."""
+
+    def declare(self, module: Any) -> None:
+        n_in, n_out = module.weight.shape
+        self.matrices = [MatrixSpec("weight", "bias", n_in, n_out, grad_is_rows=False)]
+
+    def cost(self, module: Any, k: float) -> Cost:
+        n_in, n_out = module.weight.shape
+        return linear_cost(n_in, n_out, k)

@@ -1,0 +1,109 @@
+"""Normalisation: y = x̂ ∘ γ + β. Example i's gradient is Σ_t g_t ∘ x̂_t and Σ_t g_t.
+
+x̂ is computed anew in backward from the input, which the layer itself keeps anyway. In training mode batch norm's
+statistics tie the examples together; example i's part of the batch's gradient is still the sum over its own positions,
+and the parts add up to the whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.rules.base import Call, Cost, Examples, LeftOut, Rule, register
+
+if TYPE_CHECKING:
+    from heeler.sketch.sites import Site
+
+
+class NormRule(Rule):
+    """`normalise` gives x̂, shaped like x; the parameters lie along the last dimensions or along dimension 1."""
+
+    def declare(self, module: Any) -> None:
+        self.vectors = {
+            name: getattr(module, name).numel()
+            for name in ("weight", "bias")
+            if getattr(module, name, None) is not None
+        }
+        if not self.vectors:
+            raise LeftOut("no gain and no bias")
+        self.module = module
+
+    def normalise(self, x: Tensor, *statistics: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def by_feature(self, examples: Examples, x: Tensor) -> Tensor:
+        """→ (B, T, features)."""
+        raise NotImplementedError
+
+    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+        self.by_feature(call.examples, call.input)  # says now, not in backward, if the examples cannot be found
+        return (call.input,)
+
+    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+        if grads[0] is None:
+            raise ValueError("a norm's output got no gradient")
+        g = grads[0].float()
+        parts = []
+        if "weight" in site.vectors:
+            weighted = g * self.normalise(kept[0].float(), *kept[1:])
+            parts.append(site.vectors["weight"].write(self.by_feature(examples, weighted).sum(1)))
+        if "bias" in site.vectors:
+            parts.append(site.vectors["bias"].write(self.by_feature(examples, g).sum(1)))
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    def cost(self, module: Any, k: float) -> Cost:
+        n = float(next(iter(self.vectors.values())))
+        return Cost(0.0, 6 * n, 2 * k * k * n / 64, 6 * n)
+
+
+class LastDimensions(NormRule):
+    def by_feature(self, examples: Examples, x: Tensor) -> Tensor:
+        return examples.split(x.flatten(-len(self.module.normalized_shape)))
+
+
+class DimensionOne(NormRule):
+    """Channels in dimension 1, examples in dimension 0."""
+
+    def by_feature(self, examples: Examples, x: Tensor) -> Tensor:
+        if x.shape[0] != examples.batch:
+            raise NoBatchDimension(f"a norm over shape {tuple(x.shape)} without the batch in dimension 0")
+        return x.reshape(x.shape[0], x.shape[1], -1).transpose(1, 2)
+
+
+@register(nn.LayerNorm)
+class LayerNormRule(LastDimensions):
+    def normalise(self, x: Tensor, *statistics: Tensor) -> Tensor:
+        return F.layer_norm(x, self.module.normalized_shape, None, None, self.module.eps)
+
+
+if hasattr(nn, "RMSNorm"):
+
+    @register(nn.RMSNorm)
+    class RMSNormRule(LastDimensions):
+        def normalise(self, x: Tensor, *statistics: Tensor) -> Tensor:
+            return F.rms_norm(x, self.module.normalized_shape, None, self.module.eps)
+
+
+@register(nn.GroupNorm)
+class GroupNormRule(DimensionOne):
+    def normalise(self, x: Tensor, *statistics: Tensor) -> Tensor:
+        return F.group_norm(x, self.module.num_groups, None, None, self.module.eps)
+
+
+@register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+class BatchNormRule(DimensionOne):
+    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+        """The batch's own statistics, or, for a frozen layer, the running ones as they are now."""
+        (x,) = super().keep(site, call)
+        if self.module.training or self.module.running_mean is None:
+            return (x,)
+        return (x, self.module.running_mean.detach().clone(), self.module.running_var.detach().clone())
+
+    def normalise(self, x: Tensor, *statistics: Tensor) -> Tensor:
+        if statistics:
+            return F.batch_norm(x, statistics[0], statistics[1], training=False, eps=self.module.eps)
+        return F.batch_norm(x, None, None, training=True, eps=self.module.eps)

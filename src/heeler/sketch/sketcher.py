@@ -1,0 +1,320 @@
+"""`Sketcher`: attaches to a model by forward hooks and hands out the sketches of its backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heeler.sketch import compiled
+from heeler.sketch.batch import NoBatchDimension, first_tensor
+from heeler.sketch.coverage import Coverage, Line
+from heeler.sketch.passes import PassLog, Slot
+from heeler.sketch.rules.base import Call, Examples
+from heeler.sketch.selection import Layers, choose
+from heeler.sketch.sites import Site, covered_names, draw, lay_out, survey
+from heeler.sketch.tap import Marker, Tap
+
+BatchDim = int | Callable[[tuple[Any, ...], dict[str, Any]], int]
+
+
+class Sketcher:
+    """Sketches of every example's gradient, out of an ordinary `loss.backward()`.
+
+    model: any module; attach before its first compiled call.
+    dim: K, the numbers of a sketch; a square (256 = 16 × 16) is best. Where the covered parameters are no more than
+        this, the sketch is the exact gradient, and `sketcher.dim` their number.
+    seed: of the projections, which depend on it and on the parameters' names alone.
+    layers: None for the default choice, "all", a budget such as "2%" of the step's time, or a predicate
+        `(name, module) -> bool`.
+    exact: keep every coordinate: the covered parameters' gradients side by side, in the model's order.
+    batch_dim: the batch's dimension in the model's first tensor argument and in its activations; or, where no argument
+        tells, a function `(args, kwargs) -> batch size` (activations then have the batch in front).
+    scaler: the GradScaler in use, whose factor the sketches shall not carry.
+    reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
+
+    Every forward of the model in training mode with gradients enabled opens a pass; a backward finishes it. Two
+    backwards through one forward add up as long as the pass has not been popped; what comes later is forgotten.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dim: int = 256,
+        seed: int = 0,
+        layers: Layers = None,
+        exact: bool = False,
+        *,
+        batch_dim: BatchDim = 0,
+        scaler: Any = None,
+        reduction: str = "mean",
+    ) -> None:
+        if dim < 1:
+            raise ValueError(f"dim must be positive, not {dim}")
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
+        compiled.refuse_if_called(model)
+        root = getattr(model, "_orig_mod", model)
+        found = survey(root)
+        if not found.parameters:
+            raise ValueError("the model has no trainable parameter to sketch")
+        device = next(iter(found.parameters.values())).device
+        sizes = {name: p.numel() for name, p in found.parameters.items()}
+        everything = covered_names(found.sites, found.names)
+        small = sum(sizes[name] for name in everything) <= dim
+        wanted = "all" if layers is None and (exact or small) else layers
+        sites = choose(found.sites, wanted, dim, device)
+        covered = covered_names(sites, found.names)
+        if not covered:
+            raise ValueError("no layer is left to sketch: " + _why(found.reasons))
+        count = sum(sizes[name] for name in covered)
+        self.exact = exact or count <= dim
+        self.dim = count if self.exact else dim
+        self.seed = seed
+        if self.exact:
+            offsets, at = {}, 0
+            for name in found.parameters:
+                if name in covered:
+                    offsets[name] = at
+                    at += sizes[name]
+            lay_out(sites, found.names, offsets, self.dim, device)
+        else:
+            draw(sites, found.names, self.dim, seed, device)
+
+        self.scaler = scaler
+        self._sites = sites
+        self._survey = found
+        self._mean = reduction == "mean"
+        self._size_of = batch_dim if callable(batch_dim) else None
+        self._batch_dim = 0 if callable(batch_dim) else int(batch_dim)
+        self._log = PassLog(self.dim, device, self._rescale)
+        self._handles = [
+            root.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True),
+            root.register_forward_hook(self._end, always_call=True),
+        ]
+        for site in sites:
+            self._handles.append(site.module.register_forward_hook(_Hook(self, site), with_kwargs=True))
+        if root is not model:
+            self._handles += compiled.watch(model, self._log)
+
+    # What users and the ordering read.
+
+    @property
+    def on_forward(self) -> Callable[[], None] | None:
+        """Called without arguments once for every pass, before its sketch can be popped.
+
+        Eager: as the forward starts. Compiled: no callback can run inside the graph, so it is called when the
+        backward delivers the first gradient, still before `pop` shows it.
+        """
+        return self._log.on_forward
+
+    @on_forward.setter
+    def on_forward(self, callback: Callable[[], None] | None) -> None:
+        self._log.on_forward = callback
+
+    @property
+    def on_backward(self) -> Callable[[], None] | None:
+        """Called without arguments after a backward put a gradient into a pass: once, or once for every checkpointed
+        segment under reentrant checkpointing."""
+        return self._log.on_backward
+
+    @on_backward.setter
+    def on_backward(self, callback: Callable[[], None] | None) -> None:
+        self._log.on_backward = callback
+
+    @property
+    def enabled(self) -> bool:
+        """False: the hooks do nothing and open no pass."""
+        return self._log.enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._log.enabled = value
+
+    def pop_passes(self) -> list[Tensor]:
+        """The sketches of all passes finished since the last pop, (B_i, K) float32 each, in forward order."""
+        return self._log.pop()
+
+    def pop(self) -> Tensor:
+        """The same in one (B, K) tensor; (0, K) if there are none."""
+        passes = self._log.pop()
+        if len(passes) == 1:
+            return passes[0]
+        if passes:
+            return torch.cat(passes)
+        return torch.zeros(0, self.dim, device=self._device())
+
+    @property
+    def coverage(self) -> Coverage:
+        covered = covered_names(self._sites, self._survey.names)
+        problems = {
+            self._survey.names[id(p)]: site.problem
+            for site in self._sites
+            if site.problem
+            for p in site.parameters.values()
+        }
+        lines = []
+        for name, parameter in self._survey.parameters.items():
+            reason = problems.get(name, "") or self._survey.reasons.get(name, "not chosen by layers=")
+            rule = None if name in problems else covered.get(name)
+            lines.append(Line(name, parameter.numel(), rule, "" if rule else reason))
+        return Coverage(lines, self._survey.parameters, self.dim, self.exact)
+
+    def detach(self) -> None:
+        """Remove every hook; the model is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._log.current = None
+
+    # The hooks.
+
+    def _device(self) -> torch.device:
+        return next(iter(self._survey.parameters.values())).device
+
+    def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        log = self._log
+        log.running = False
+        if not (log.enabled and module.training and torch.is_grad_enabled()):
+            return
+        batch, device = self._batch_size(args, kwargs)
+        if torch.compiler.is_compiling():
+            capacity = log.capacity
+            while batch > capacity:
+                capacity = max(8, 2 * capacity)
+            if capacity > log.capacity or device != log.device:
+                compiled.prepare(self, capacity, device)
+            log.open_traced(batch)
+        else:
+            if device != log.device:
+                self._move(device)
+            log.open(batch, device)
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        log = self._log
+        slot = log.current
+        if not log.running or slot is None:
+            return None
+        log.running = False
+        return _mark(output, log, slot) if slot.replayed else None
+
+    def _batch_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, torch.device]:
+        found = first_tensor((args, kwargs), self._batch_dim + 1)
+        if self._size_of is not None:
+            return self._size_of(args, kwargs), self._log.device if found is None else found.device
+        if found is None:
+            raise ValueError(
+                "the model was called without a tensor that has a batch dimension; "
+                "tell Heeler the batch size with batch_dim=lambda args, kwargs: ..."
+            )
+        return found.shape[self._batch_dim], found.device
+
+    def _move(self, device: torch.device) -> None:
+        for site in self._sites:
+            site.move(device)
+        self._log.device = device
+
+    def _rescale(self, grad: Tensor, batch: int) -> Tensor:
+        """Free the sketch of the loss's 1/B and of the scaler's factor, without waiting for the device."""
+        factor = float(batch) if self._mean else 1.0
+        if self.scaler is None or not self.scaler.is_enabled():
+            return grad * factor
+        scale = self.scaler.scale(torch.ones((), device=grad.device))
+        # A step with infinities is skipped: one non-finite number makes the whole batch non-finite, so that no row
+        # of it is stored.
+        return grad * (factor / scale) + grad.sum() * 0.0
+
+
+class _Hook:
+    """The forward hook of one site."""
+
+    def __init__(self, sketcher: Sketcher, site: Site) -> None:
+        self.sketcher, self.site = sketcher, site
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        log, site = self.sketcher._log, self.site
+        slot = log.current
+        if slot is None:
+            return None
+        if torch.compiler.is_compiling():
+            if not log.running or not torch.is_grad_enabled():
+                return None
+        elif log.running:
+            if not torch.is_grad_enabled():
+                slot.replayed = True  # a checkpoint that will run this forward again in backward
+                return None
+            if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+                slot.replayed = True
+        elif torch._C._current_graph_task_id() == -1 or not torch.is_grad_enabled():
+            return None  # neither in the model's forward nor replayed by a checkpoint in backward
+        outputs = (output,) if isinstance(output, Tensor) else _flat(output)
+        if not outputs or not outputs[0].requires_grad:
+            return None
+        examples = Examples(slot.owner.batch, self.sketcher._batch_dim)
+        try:
+            kept = _keep(site, Call(args, kwargs, output, examples))
+        except NoBatchDimension as problem:
+            site.problem = str(problem)
+            return None
+        leaf = slot.leaf if slot.leaf.shape[0] == examples.batch else slot.leaf[: examples.batch]
+        tapped = Tap.apply(site, examples, leaf, len(outputs), *outputs, *kept)
+        return tapped if isinstance(output, Tensor) else _like(output, iter(tapped))
+
+
+def _keep(site: Site, call: Call) -> tuple[Tensor, ...]:
+    """`rule.keep`, in eager mode with the inputs' own precision: autocast would copy the whole input once more.
+
+    Compiled, the cast is the layer's own, which the compiler shares.
+    """
+    if torch.compiler.is_compiling() or not torch.is_autocast_enabled(call_device := _device_type(call)):
+        return site.rule.keep(site, call)
+    with torch.autocast(call_device, enabled=False):
+        return site.rule.keep(site, call)
+
+
+def _device_type(call: Call) -> str:
+    found = first_tensor((call.args, call.kwargs), 0)
+    return "cpu" if found is None else found.device.type
+
+
+def _flat(output: Any) -> tuple[Tensor, ...]:
+    """The tensors in nested tuples and lists, in order."""
+    if isinstance(output, Tensor):
+        return (output,)
+    if isinstance(output, (tuple, list)):
+        return tuple(t for item in output for t in _flat(item))
+    return ()
+
+
+def _like(output: Any, tensors: Any) -> Any:
+    """`output` with its tensors replaced by the next ones of the iterator."""
+    if isinstance(output, Tensor):
+        return next(tensors)
+    if isinstance(output, (tuple, list)):
+        items = [_like(item, tensors) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return output
+
+
+def _mark(output: Any, log: PassLog, slot: Slot) -> Any:
+    """Put a Marker on every output that carries gradients."""
+
+    def announce() -> None:
+        log.current = slot
+
+    if isinstance(output, Tensor):
+        return Marker.apply(announce, output) if output.requires_grad else output
+    if isinstance(output, dict):
+        for name in list(output):
+            output[name] = _mark(output[name], log, slot)
+        return output
+    if isinstance(output, (tuple, list)):
+        items = [_mark(item, log, slot) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return output
+
+
+def _why(reasons: dict[str, str]) -> str:
+    return "; ".join(f"{name} ({reason})" for name, reason in list(reasons.items())[:3]) or "layers= chose none"

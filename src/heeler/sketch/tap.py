@@ -1,0 +1,53 @@
+"""The tap: an identity in forward and in backward that leaves a sketch behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from heeler.sketch.rules.base import Examples
+    from heeler.sketch.sites import Site
+
+
+class Tap(torch.autograd.Function):
+    """`Tap.apply(site, examples, leaf, n, *outputs, *kept)` → the n outputs, unchanged.
+
+    Backward hands the outputs' gradients on unchanged, so parameter gradients stay what they were, bit for bit. The
+    gradient of `leaf`, a (B, K) tensor whose values nobody reads, is this call's part of the sketch: autograd adds the
+    parts of all layers up. Only `kept` is saved, and through `save_for_backward`, so that activation checkpointing
+    can drop and recompute it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, site: Site, examples: Examples, leaf: Tensor, n: int, *tensors: Tensor) -> Any:
+        ctx.site, ctx.examples, ctx.arity = site, examples, len(tensors)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors[n:])
+        # A detached alias, not the tensor itself: autograd refuses in-place operations (ReLU(inplace=True)) on an
+        # input that a custom function returned as it was.
+        outputs = tuple(out.detach() for out in tensors[:n])
+        return outputs[0] if n == 1 else outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        sketch = None
+        if any(g is not None for g in grads):
+            sketch = ctx.site.rule.sketch(ctx.site, ctx.examples, grads, *ctx.saved_tensors)
+        return (None, None, sketch, None, *grads, *(None,) * (ctx.arity - len(grads)))
+
+
+class Marker(torch.autograd.Function):
+    """An identity whose backward says which pass is about to be recomputed by activation checkpointing."""
+
+    @staticmethod
+    def forward(ctx: Any, announce: Any, out: Tensor) -> Tensor:
+        ctx.announce = announce
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.announce()
+        return None, grads[0]
