@@ -92,10 +92,11 @@ class Sketcher:
         self._log = PassLog(self.dim, device, self._rescale)
         self._handles = [
             root.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True),
-            root.register_forward_hook(self._end, always_call=True),
         ]
         for site in sites:
             self._handles.append(site.module.register_forward_hook(_Hook(self, site), with_kwargs=True))
+        # After the sites' hooks: where the model is a single layer, root and site are one module.
+        self._handles.append(root.register_forward_hook(self._end, always_call=True))
         if root is not model:
             self._handles += compiled.watch(model, self._log)
 
