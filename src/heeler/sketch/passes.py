@@ -18,6 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from heeler.sketch.rules.base import Examples
+
 SLOTS = 4
 """Forwards of a compiled model before one backward that are kept apart; each depth is compiled once."""
 
@@ -37,14 +39,21 @@ class Slot:
 
     def __init__(self, leaf: Tensor, owner: Pass) -> None:
         self.leaf, self.owner = leaf, owner
+        self.examples: Examples | None = None
         self.replayed = False
+        """A checkpoint will run parts of this forward again in backward."""
+        self.autocast: str | None = None
+        """The device type for which autocast was on as the forward began."""
 
 
 class PassLog:
     """Opens passes, collects their gradients, hands them out in forward order."""
 
-    def __init__(self, dim: int, device: torch.device, rescale: Callable[[Tensor, int], Tensor]) -> None:
-        self.dim, self.device, self.rescale = dim, device, rescale
+    def __init__(
+        self, dim: int, device: torch.device, batch_dim: int, rescale: Callable[[Tensor, int], Tensor]
+    ) -> None:
+        self.dim, self.device, self.batch_dim, self.rescale = dim, device, batch_dim, rescale
+        self._blank = torch.zeros((), device=device)
         self.on_forward: Callable[[], None] | None = None
         self.on_backward: Callable[[], None] | None = None
         self.enabled = True
@@ -62,8 +71,12 @@ class PassLog:
         """Start an eager pass of `batch` examples."""
         if self.on_forward is not None:
             self.on_forward()
-        self.current = self._slot(batch, device)
-        self.current.owner.batch = batch
+        slot = self._slot(batch, device)
+        slot.owner.batch = batch
+        slot.examples = Examples(batch, self.batch_dim)
+        if torch.is_autocast_enabled(device.type):
+            slot.autocast = device.type
+        self.current = slot
         self.running = True
 
     def open_traced(self, batch: int) -> None:
@@ -71,6 +84,7 @@ class PassLog:
         depth = self.depth
         slot = self.slots[depth]
         slot.owner.batch = batch
+        slot.examples = Examples(batch, self.batch_dim)
         self.depth = min(depth + 1, SLOTS - 1)
         self.current = slot
         self.running = True
@@ -95,7 +109,9 @@ class PassLog:
         if dense:
             leaf = torch.zeros(rows, self.dim, device=device)
         else:  # nobody reads the values: one number, expanded
-            leaf = torch.zeros((), device=device).expand(rows, self.dim)
+            if self._blank.device != device:
+                self._blank = torch.zeros((), device=device)
+            leaf = self._blank.expand(rows, self.dim)
         leaf.requires_grad_()
         owner = Pass(self._count)
         self._count += 1
@@ -116,7 +132,10 @@ class PassLog:
         sketch = self.rescale(grad[: owner.batch], owner.batch)
         if owner.sketch is None:
             owner.sketch = sketch
-            insort(self._finished, owner, key=lambda p: p.order)
+            if self._finished and self._finished[-1].order > owner.order:
+                insort(self._finished, owner, key=lambda p: p.order)
+            else:
+                self._finished.append(owner)
         else:
             owner.sketch = owner.sketch + sketch
         if self.on_backward is not None:

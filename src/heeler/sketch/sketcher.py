@@ -12,7 +12,7 @@ from heeler.sketch import compiled
 from heeler.sketch.batch import NoBatchDimension, first_tensor
 from heeler.sketch.coverage import Coverage, Line
 from heeler.sketch.passes import PassLog, Slot
-from heeler.sketch.rules.base import Call, Examples
+from heeler.sketch.rules.base import Call
 from heeler.sketch.selection import Layers, choose
 from heeler.sketch.sites import Site, covered_names, draw, lay_out, survey
 from heeler.sketch.tap import Marker, Tap
@@ -89,12 +89,12 @@ class Sketcher:
         self._mean = reduction == "mean"
         self._size_of = batch_dim if callable(batch_dim) else None
         self._batch_dim = 0 if callable(batch_dim) else int(batch_dim)
-        self._log = PassLog(self.dim, device, self._rescale)
+        self._log = PassLog(self.dim, device, self._batch_dim, self._rescale)
         self._handles = [
             root.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True),
         ]
         for site in sites:
-            self._handles.append(site.module.register_forward_hook(_Hook(self, site), with_kwargs=True))
+            self._handles.append(site.module.register_forward_hook(_Hook(self._log, site), with_kwargs=True))
         # After the sites' hooks: where the model is a single layer, root and site are one module.
         self._handles.append(root.register_forward_hook(self._end, always_call=True))
         if root is not model:
@@ -229,55 +229,47 @@ class Sketcher:
 
 
 class _Hook:
-    """The forward hook of one site."""
+    """The forward hook of one site. In eager mode it runs for every layer of every step, so it is kept short."""
 
-    def __init__(self, sketcher: Sketcher, site: Site) -> None:
-        self.sketcher, self.site = sketcher, site
+    def __init__(self, log: PassLog, site: Site) -> None:
+        self.log, self.site = log, site
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        log, site = self.sketcher._log, self.site
-        slot = log.current
-        if slot is None:
+        slot = self.log.current
+        if slot is None or not _is_wanted(self.log, slot):
             return None
-        if torch.compiler.is_compiling():
-            if not log.running or not torch.is_grad_enabled():
-                return None
-        elif log.running:
-            if not torch.is_grad_enabled():
-                slot.replayed = True  # a checkpoint that will run this forward again in backward
-                return None
-            if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-                slot.replayed = True
-        elif torch._C._current_graph_task_id() == -1 or not torch.is_grad_enabled():
-            return None  # neither in the model's forward nor replayed by a checkpoint in backward
-        outputs = (output,) if isinstance(output, Tensor) else _flat(output)
-        if not outputs or not outputs[0].requires_grad:
+        single = isinstance(output, Tensor)
+        outputs = (output,) if single else _flat(output)
+        if not outputs or not outputs[0].requires_grad or slot.examples is None:
             return None
-        examples = Examples(slot.owner.batch, self.sketcher._batch_dim)
+        examples, site = slot.examples, self.site
+        call = Call(args, kwargs, output, examples)
         try:
-            kept = _keep(site, Call(args, kwargs, output, examples))
+            if slot.autocast is None:
+                kept = site.rule.keep(site, call)
+            else:  # the input as it is: autocast would copy all of it once more (compiled, the copy is shared)
+                with torch.autocast(slot.autocast, enabled=False):
+                    kept = site.rule.keep(site, call)
         except NoBatchDimension as problem:
             site.problem = str(problem)
             return None
         leaf = slot.leaf if slot.leaf.shape[0] == examples.batch else slot.leaf[: examples.batch]
         tapped = Tap.apply(site, examples, leaf, len(outputs), *outputs, *kept)
-        return tapped if isinstance(output, Tensor) else _like(output, iter(tapped))
+        return tapped if single else _like(output, iter(tapped if len(outputs) > 1 else (tapped,)))
 
 
-def _keep(site: Site, call: Call) -> tuple[Tensor, ...]:
-    """`rule.keep`, in eager mode with the inputs' own precision: autocast would copy the whole input once more.
-
-    Compiled, the cast is the layer's own, which the compiler shares.
-    """
-    if torch.compiler.is_compiling() or not torch.is_autocast_enabled(call_device := _device_type(call)):
-        return site.rule.keep(site, call)
-    with torch.autocast(call_device, enabled=False):
-        return site.rule.keep(site, call)
-
-
-def _device_type(call: Call) -> str:
-    found = first_tensor((call.args, call.kwargs), 0)
-    return "cpu" if found is None else found.device.type
+def _is_wanted(log: PassLog, slot: Slot) -> bool:
+    """Whether this call belongs to a pass: in the model's forward, or run again by a checkpoint in backward."""
+    if torch.compiler.is_compiling():
+        return log.running and torch.is_grad_enabled()
+    if not log.running:
+        return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
+    if not torch.is_grad_enabled():
+        slot.replayed = True  # a reentrant checkpoint runs its forward without gradients first
+        return False
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        slot.replayed = True  # a checkpoint of the other kind
+    return True
 
 
 def _flat(output: Any) -> tuple[Tensor, ...]:
