@@ -1,1 +1,6 @@
-"""Heeler puts training examples into an order in which SGD converges faster."""
+"""Heeler puts training examples into an order in which SGD converges faster: two changed lines in a PyTorch script."""
+
+from heeler.ordering import CheckpointError, Handle, Sampler, attach, load, save
+
+__version__ = "0.1.0"
+__all__ = ["CheckpointError", "Handle", "Sampler", "__version__", "attach", "load", "save"]

@@ -1,0 +1,197 @@
+"""`attach`: joins a model to a sampler, so that ordinary backward passes feed it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from heeler.ordering.sampler import Sampler
+from heeler.ordering.tree import to_numpy, to_torch
+from heeler.sketch import Courier, Sketcher
+from heeler.sketch.coverage import Coverage
+
+logger = logging.getLogger("heeler")
+
+
+def attach(model: nn.Module, sampler: Sampler, **sketcher_options: Any) -> Handle:
+    """From now on backward passes of `model` tell `sampler` about the examples' gradients.
+
+    Call it before the first step, and before the first call of a compiled model. Nothing about the model changes but
+    its hooks: names, `state_dict()`, gradients and outputs stay as they are.
+
+    Args:
+        model: the model that is trained; the one that the loop calls (the DDP or compiled wrapper, where there is one).
+        sampler: the sampler that its training loader draws from.
+        sketcher_options: as `heeler.sketch.Sketcher` takes them: `layers`, `exact`, `batch_dim`, `scaler` for a
+            gradient scaler, `reduction="sum"` for a loss that is not a mean.
+    """
+    if sampler.collector is not None:
+        raise ValueError("this sampler is attached to a model already: call detach() on that handle first")
+    return Handle(model, sampler, **sketcher_options)
+
+
+class Handle:
+    """What joins a model and a sampler; made by `attach`."""
+
+    def __init__(self, model: nn.Module, sampler: Sampler, **sketcher_options: Any) -> None:
+        self.sampler = sampler
+        self.sketcher = Sketcher(model, dim=sampler.dim, seed=sampler.seed, **sketcher_options)
+        sampler.set_dim(self.sketcher.dim)
+        sampler.collector = self
+        self.ignored_passes = 0
+        """Backward passes whose number of examples did not fit what the loader had handed out."""
+        self._courier = Courier()
+        self._handed_out = 0
+        self.sketcher.on_forward = self.collect
+        self.sketcher.on_backward = self._stamp
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which parameters the sketches cover, and by which rule; `print` it."""
+        return self.sketcher.coverage
+
+    def detach(self) -> None:
+        """Take the hooks off the model; the sampler keeps what it has seen."""
+        self.collect()
+        self._deliver(wait=True)
+        self.sketcher.detach()
+        self.sampler.collector = None
+
+    # Saying which examples a pass is about, where counting is not enough
+
+    @contextmanager
+    def examples(self, indices: ArrayLike | Tensor) -> Iterator[None]:
+        """Passes whose forward and backward run inside are about `indices`, (B,) in batch order.
+
+        with handle.examples(batch_indices):
+            loss_fn(model(x), y).backward()
+        """
+        explicit = np.asarray(indices, dtype=np.int64)
+        if explicit.ndim != 1 or explicit.size == 0 or explicit.min() < 0 or explicit.max() >= self.sampler.examples:
+            raise ValueError(f"indices must be a list of numbers in 0..{self.sampler.examples - 1}, one an example")
+        self.collect()
+        yield
+        for sketches in self.sketcher.pop_passes():
+            if len(sketches) != explicit.size:
+                self._ignore(len(sketches), f"{explicit.size} examples were named")
+                continue
+            if self.sampler.positions.expects(explicit, self.sampler.indices):
+                self.sampler.positions.skip(explicit.size)
+            self._courier.send(explicit, sketches)
+        self._deliver()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Passes inside are about no example: a second pass over a batch, another data set, a penalty's gradient.
+
+        with handle.paused():
+            penalty(model, noise).backward()
+        """
+        self.collect()
+        self.sketcher.enabled = False
+        try:
+            yield
+        finally:
+            self.sketcher.enabled = True
+
+    def skip(self, examples: int | None = None) -> None:
+        """Say that the batch just drawn (or its first `examples`) is not trained on."""
+        self.collect()
+        self.sampler.positions.skip(examples)
+
+    # Feeding the sampler
+
+    def collect(self) -> None:
+        """File what the last backward left; runs by itself before every forward and at an epoch's end."""
+        for sketches in self.sketcher.pop_passes():
+            rows = len(sketches)
+            indices = self.sampler.claim(rows, self._handed_out)
+            if indices is None:
+                self._ignore(rows, "the loader has handed out no such batch that is not yet trained on")
+            else:
+                self._courier.send(indices, sketches)
+        self._deliver()
+        if self.sampler.wants_early_start():
+            self._deliver(wait=True)
+            self.sampler.turnover.start_early()
+
+    def _stamp(self) -> None:
+        # Passes are filed at the next forward, in the order of their forwards; the loader will have moved on by then.
+        self._handed_out = self.sampler.positions.handed_out
+
+    def _deliver(self, *, wait: bool = False) -> None:
+        for indices, vectors in self._courier.receive(wait=wait):
+            self.sampler.turnover.observe(indices, vectors)
+
+    def _ignore(self, rows: int, why: str) -> None:
+        self.ignored_passes += 1
+        if self.ignored_passes == 1:
+            logger.warning(
+                "a backward pass over %d examples was ignored: %s. If your loop runs several passes over a batch, or "
+                "passes that are not about the loader's examples, wrap the others in `with handle.paused():`, or name "
+                "the examples with `with handle.examples(indices):`. This is said once; handle.ignored_passes counts.",
+                rows,
+                why,
+            )
+
+    # State and numbers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as a copy: position, order, rule and table. Loaded anywhere in an epoch it goes on exactly.
+
+        Tensors, numbers, strings and dicts of these: fit for `torch.save` in your own checkpoint (and for `torch.load`
+        with `weights_only=True`), or written by `heeler.save`.
+        """
+        self.collect()
+        self._deliver(wait=True)
+        state = {"sampler": self.sampler.whole_state(), "sketch": self._fingerprint()}
+        return to_torch(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken; raises, and changes nothing, if the state does not fit."""
+        state = to_numpy(state)
+        missing = {"sampler", "sketch"} - state.keys()
+        if missing:
+            raise ValueError(f"this is no state of a Heeler handle: it lacks {', '.join(sorted(missing))}")
+        saved, own = state["sketch"], self._fingerprint()
+        for key, value in own.items():
+            if saved.get(key) != value:
+                raise ValueError(
+                    f"the state was saved with {key}={saved.get(key)!r}, this handle has {value!r}: sketches of "
+                    "different projections cannot be compared. Attach with the options the state was saved with."
+                )
+        self.sketcher.pop_passes()  # whatever was under way belongs to another run
+        self._deliver(wait=True)
+        self.sampler.load_whole_state(state["sampler"])
+
+    def metrics(self) -> dict[str, float]:
+        """Plain numbers for any logger; the bounds are there from the second epoch on."""
+        rule = self.sampler.rule
+        numbers = {
+            "epoch": float(self.sampler.epoch),
+            "covered_parameters": float(self.coverage.share_of_parameters),
+            "ignored_passes": float(self.ignored_passes),
+        }
+        table = getattr(rule, "table", None)
+        if table is not None:
+            numbers["examples_with_sketch"] = float(np.mean(table.seen))
+        solution = getattr(rule, "last_solution", None)
+        if solution is not None:
+            numbers["herding_bound"] = float(solution.bound_after / table.scale)
+            numbers["herding_bound_random"] = float(solution.bound_random / table.scale)
+            numbers["solve_seconds"] = float(solution.seconds)
+            numbers["solve_passes"] = float(solution.passes)
+        return numbers
+
+    def _fingerprint(self) -> dict[str, Any]:
+        return {
+            "dim": self.sketcher.dim,
+            "seed": self.sketcher.seed,
+            "parameters": ",".join(self.coverage.covered),
+        }

@@ -1,0 +1,250 @@
+"""The sampler: yields each epoch's order, and knows which examples a backward pass was about."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sized
+from typing import Any, Literal
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch.utils.data.distributed import DistributedSampler
+
+from heeler.herding import Rule, make_rule, rule_names
+from heeler.ordering.dealing import deal
+from heeler.ordering.positions import Positions
+from heeler.ordering.turnover import Turnover
+
+logger = logging.getLogger("heeler")
+
+FAST_FORWARD = 1000
+"""Epochs that `set_epoch` skips one by one; a number further off is taken as a name, not as a distance."""
+
+
+class Sampler(DistributedSampler[Any]):
+    """Yields examples in an order in which SGD converges faster; in place of `RandomSampler` or `DistributedSampler`.
+
+        sampler = heeler.Sampler(dataset, batch_size=64)
+        heeler.attach(model, sampler)
+        loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+
+    The first epoch's order is random; from the second on it comes from what `attach` saw of the gradients. Every epoch
+    yields every example once (see `drop_last`), whatever the loop does.
+
+    Args:
+        dataset: a dataset, or the number of its examples.
+        batch_size: examples in a batch of this worker. Orders are judged at batch boundaries, and with several workers
+            each global batch is dealt out in portions of it. Backward passes are counted in examples, so a loader with
+            another batch size still works.
+        order: a rule by name (`heeler.herding.rule_names()`), or an object with the `heeler.herding.Rule` protocol.
+        dim: numbers in the sketch of an example's gradient.
+        seed: of everything random. The same on all workers.
+        num_replicas, rank: workers, and which one this is; by default from `torch.distributed`, else one.
+        shards: "global" where every worker can read every example, "local" where `dataset` is this worker's own part.
+        drop_last: with several workers, drop what does not divide evenly among them instead of repeating examples.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        *,
+        batch_size: int,
+        order: str | Rule = "herd",
+        dim: int = 256,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shards: Literal["global", "local"] = "global",
+        drop_last: bool = False,
+    ) -> None:
+        sized: Any = range(dataset) if isinstance(dataset, int) else dataset
+        if not hasattr(sized, "__len__"):
+            raise TypeError("dataset has no len(): an order needs a dataset of known length, not an IterableDataset")
+        if len(sized) < 1:
+            raise ValueError("the dataset is empty: there is nothing to order")
+        for name, value in (("batch_size", batch_size), ("dim", dim)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if isinstance(order, str) and order not in rule_names():
+            raise ValueError(f"there is no order {order!r}: choose one of {', '.join(rule_names())}")
+        if shards not in ("global", "local"):
+            raise ValueError(f'shards must be "global" or "local", got {shards!r}')
+        in_group = dist.is_available() and dist.is_initialized()
+        num_replicas = num_replicas if num_replicas is not None else (dist.get_world_size() if in_group else 1)
+        rank = rank if rank is not None else (dist.get_rank() if in_group else 0)
+        super().__init__(sized, num_replicas, rank, shuffle=True, seed=seed, drop_last=drop_last)
+        self.batch_size = batch_size
+        self.shards = shards
+        self.dim = dim
+        self.examples = len(sized)
+        if num_replicas > 1:
+            self.num_samples = len(deal(np.arange(self.examples), num_replicas, rank, batch_size, drop_last=drop_last))
+            self.total_size = self.num_samples * num_replicas  # as DistributedSampler counts
+        self._order = order
+        self.turnover = Turnover(self._make_rule())
+        self.indices = self._deal()
+        """(num_samples,) int64, this worker's part of the current epoch's order."""
+        self.positions = self._positions()
+        self.collector: Any = None
+        """The handle that `attach` made; it is asked for what the last backward left before an epoch is closed."""
+        self._resumed = False
+        self._asked_epoch: int | None = None
+
+    # What loaders and training loops call
+
+    def __iter__(self) -> Iterator[int]:
+        self._open_walk()
+        for stretch in self.positions.walk(self.indices):
+            yield from stretch
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Ask for the order of epoch `epoch`; not needed, for every epoch that is trained on has a new order anyway.
+
+        Going back is not possible, and a rule that learns from gradients cannot skip what it has not seen: an epoch
+        ahead of its own count starts in a random order.
+        """
+        self._asked_epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where this sampler stands, O(1) and small: for torchdata's `StatefulDataLoader`, on every draw.
+
+        Orders that come from gradients need the whole state: `handle.state_dict()`.
+        """
+        return {"epoch": self.epoch, "drawn": self.positions.drawn, "examples": self.examples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where `state_dict` was taken. The handle's state, if it was loaded, knows better and stands."""
+        self._check_length(state["examples"])
+        if self._resumed:
+            return
+        self._skip_to_epoch(state["epoch"])
+        if self.rule.needs_vectors and state["epoch"] > 0:
+            logger.warning(
+                "resuming from the sampler's small state alone: this epoch's order is a new, random one. "
+                "Save handle.state_dict() too, and load it first, to go on in the same order."
+            )
+        self._resume_at(state["drawn"])
+
+    # What the handle calls
+
+    @property
+    def rule(self) -> Rule:
+        """The ordering rule, with all that it has seen."""
+        return self.turnover.rule
+
+    def set_dim(self, dim: int) -> None:
+        """Take sketches of `dim` numbers from now on; only before anything was seen."""
+        if dim == self.dim or not isinstance(self._order, str):
+            return
+        if self.epoch or self.positions.trained:
+            raise RuntimeError(
+                "attach the model before the first epoch: the sampler has taken sketches of another size"
+            )
+        self.dim = dim
+        self.turnover = Turnover(self._make_rule())
+        self.indices = self._deal()
+
+    def claim(self, rows: int, handed_out: int) -> NDArray[np.int64] | None:
+        """(rows,) the examples that a finished pass was about; None if the count does not fit. See `Positions`."""
+        claimed = self.positions.claim(rows, handed_out)
+        return None if claimed is None else self.indices[claimed]
+
+    def wants_early_start(self) -> bool:
+        """Whether it is time to start on the next order, before this epoch ends."""
+        return self.turnover.wants_early_start(self.positions.trained, self.num_samples)
+
+    def whole_state(self) -> dict[str, Any]:
+        """Everything but the sketcher's part, as a copy."""
+        return {
+            "epoch": self.epoch,
+            "trained": self.positions.trained,
+            "over": self.positions.over,
+            "examples": self.examples,
+            "dim": self.dim,
+            **self.turnover.state_dict(),
+        }
+
+    def load_whole_state(self, state: dict[str, Any]) -> None:
+        """Go on where `whole_state` was taken; raises before anything is changed if the state does not fit."""
+        self._check_length(state["examples"])
+        if state["dim"] != self.dim:
+            raise ValueError(f"the state holds sketches of {state['dim']} numbers, this sampler takes {self.dim}")
+        self.turnover.load_state_dict(state)
+        self.indices = self._deal()
+        self.epoch = state["epoch"]
+        self._resume_at(self.num_samples if state["over"] else state["trained"])
+
+    # Epochs
+
+    def _open_walk(self) -> None:
+        """Before the first index of an epoch: close the one before, if there was one."""
+        if self.collector is not None:
+            self.collector.collect()
+        asked, self._asked_epoch = self._asked_epoch, None
+        if self._resumed:
+            self._resumed = False
+            start = self.positions.start
+            in_the_middle = start < self.num_samples or asked == self.epoch
+            if in_the_middle:
+                self.positions = self._positions(start)
+                return
+            self._turn_over()
+        elif self._was_used():
+            self._turn_over()
+        if asked is not None:
+            self._skip_to_epoch(asked)
+        self.positions = self._positions()
+
+    def _was_used(self) -> bool:
+        """Whether the current order was trained on. One that was only looked at is given again."""
+        drawn, start = self.positions.drawn, self.positions.start
+        if self.collector is None:  # nobody counts backward passes: what was drawn counts as used
+            return drawn > start
+        return self.positions.trained > 0 or drawn == self.num_samples
+
+    def _turn_over(self) -> None:
+        misfiled = self.positions.misfiled()
+        if misfiled:
+            logger.warning(
+                "batches were handed out that no backward pass was about, so it is not certain which examples %d "
+                "passes of this epoch belong to: they are left out. Call handle.skip() where the loop skips a batch.",
+                len(misfiled),
+            )
+            self.turnover.forget(np.concatenate([self.indices[part] for part in misfiled]))
+        self.turnover.next_order()
+        self.indices = self._deal()
+        self.epoch += 1
+
+    def _skip_to_epoch(self, epoch: int) -> None:
+        if self.epoch < epoch <= self.epoch + FAST_FORWARD:
+            for _ in range(epoch - self.epoch):
+                self.turnover.next_order()
+            self.indices = self._deal()
+        self.epoch = max(epoch, self.epoch)
+
+    def _deal(self) -> NDArray[np.int64]:
+        return deal(self.rule.order, self.num_replicas, self.rank, self.batch_size, drop_last=self.drop_last)
+
+    def _positions(self, start: int = 0) -> Positions:
+        return Positions(self.num_samples, self.batch_size, start)
+
+    def _resume_at(self, position: int) -> None:
+        self.positions = self._positions(position)
+        self._resumed = True
+
+    def _make_rule(self) -> Rule:
+        if not isinstance(self._order, str):
+            return self._order
+        batch_size = self.batch_size * self.num_replicas
+        return make_rule(self._order, self.examples, self.dim, seed=self.seed, batch_size=batch_size)
+
+    def _check_length(self, examples: int) -> None:
+        if examples != self.examples:
+            raise ValueError(
+                f"the state is of a dataset of {examples} examples, this one has {self.examples}: to carry it over to "
+                "a dataset that has grown, use heeler.grow(state, examples)"
+            )

@@ -1,0 +1,253 @@
+"""Each sketch is filed under the example it is about, or under none: in every loader, in every odd loop."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader
+
+import heeler
+from tests.ordering.loops import attached, backward, check_filed, filed, problem
+
+LOADERS = {
+    "plain": {},
+    "drop_last": {"drop_last": True},
+    "one worker": {"num_workers": 1},
+    "two workers": {"num_workers": 2},
+    "far ahead": {"num_workers": 2, "prefetch_factor": 5},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS.keys())
+def test_every_sketch_finds_its_example(options: dict) -> None:
+    dataset, model, _, handle, loader = attached(examples=67, **options)
+    for _ in range(3):
+        for batch in loader:
+            backward(model, batch)
+    check_filed(handle, dataset, model, all_of_them=not options.get("drop_last"))
+    assert handle.ignored_passes == 0
+
+
+def test_a_loader_of_single_examples() -> None:
+    dataset, model = problem(16)
+    sampler = heeler.Sampler(dataset, batch_size=4)
+    handle = heeler.attach(model, sampler)
+    for inputs, targets in DataLoader(dataset, batch_size=None, sampler=sampler):
+        backward(model, [inputs[None], targets[None]])
+    check_filed(handle, dataset, model)
+
+
+def test_a_batch_sampler_with_another_batch_size() -> None:
+    dataset, model = problem(30)
+    sampler = heeler.Sampler(dataset, batch_size=4)
+    handle = heeler.attach(model, sampler)
+    loader = DataLoader(dataset, batch_sampler=BatchSampler(sampler, 7, drop_last=False))
+    for _ in range(2):
+        for batch in loader:
+            backward(model, batch)
+    check_filed(handle, dataset, model)
+
+
+def test_batches_of_varying_size_from_a_batch_sampler_of_ones_own() -> None:
+    dataset, model = problem(30)
+    sampler = heeler.Sampler(dataset, batch_size=4)
+    handle = heeler.attach(model, sampler)
+
+    class Growing:
+        def __iter__(self):
+            batch: list[int] = []
+            size = 1
+            for index in sampler:
+                batch.append(index)
+                if len(batch) == size:
+                    yield batch
+                    batch, size = [], size + 1
+            if batch:
+                yield batch
+
+    for batch in DataLoader(dataset, batch_sampler=Growing()):
+        backward(model, batch)
+    check_filed(handle, dataset, model)
+
+
+def test_micro_batches_of_a_batch() -> None:
+    dataset, model, _, handle, loader = attached()
+    for inputs, targets in loader:
+        for part in range(0, len(inputs), 2):
+            backward(model, [inputs[part : part + 2], targets[part : part + 2]])
+    check_filed(handle, dataset, model)
+
+
+def test_several_forwards_before_one_backward_in_forward_order() -> None:
+    dataset, model, _, handle, loader = attached()
+    for inputs, targets in loader:
+        parts = [torch.nn.functional.mse_loss(model(inputs[i : i + 4]), targets[i : i + 4]) for i in (0, 4)]
+        (parts[0] + parts[1]).backward()
+    check_filed(handle, dataset, model)
+
+
+def test_a_trainer_that_pulls_several_batches_first() -> None:
+    dataset, model, _, handle, loader = attached(examples=72, num_workers=2)
+    batches = iter(loader)
+    while group := [batch for _, batch in zip(range(4), batches, strict=False)]:
+        for batch in group:
+            backward(model, batch)
+    check_filed(handle, dataset, model)
+
+
+def test_a_loader_that_looks_one_batch_ahead() -> None:
+    dataset, model, _, handle, loader = attached()
+    batches = iter(loader)
+    current = next(batches)
+    for following in [*batches, None]:
+        backward(model, current)
+        current = following
+    check_filed(handle, dataset, model)
+
+
+def test_validation_inside_the_epoch_counts_for_nothing() -> None:
+    dataset, model, _, handle, loader = attached()
+    for step, batch in enumerate(loader):
+        backward(model, batch)
+        if step % 3 == 0:
+            model.eval()
+            with torch.no_grad():
+                model(dataset.tensors[0])
+            model.train()
+    check_filed(handle, dataset, model)
+
+
+def test_a_forward_without_backward_counts_for_nothing() -> None:
+    dataset, model, _, handle, loader = attached()
+    for batch in loader:
+        model(batch[0])
+        backward(model, batch)
+    check_filed(handle, dataset, model)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_second_pass_over_a_batch_is_ignored_and_said_once(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    dataset, model, _, handle, loader = attached(num_workers=workers)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for inputs, targets in loader:
+            backward(model, [inputs, targets])
+            backward(model, [inputs + 1.0, targets])  # as SAM does, at other weights
+    check_filed(handle, dataset, model)
+    assert handle.ignored_passes == len(loader)
+    assert [record.message.count("handle.paused()") for record in caplog.records] == [1]
+
+
+def test_paused_passes_are_about_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    dataset, model, _, handle, loader = attached()
+    for inputs, targets in loader:
+        with handle.paused():
+            backward(model, [inputs + 1.0, targets])
+        backward(model, [inputs, targets])
+    check_filed(handle, dataset, model)
+    assert handle.ignored_passes == 0
+    assert not caplog.records
+
+
+def test_examples_can_be_named() -> None:
+    dataset, model, _, handle, _ = attached()
+    for start in range(0, 64, 16):
+        chosen = np.arange(start, start + 16)[::-1].copy()
+        with handle.examples(chosen):
+            backward(model, list(dataset[chosen]))
+    check_filed(handle, dataset, model)
+
+
+def test_naming_the_examples_of_the_loaders_own_batch_moves_the_count_on() -> None:
+    dataset, model, sampler, handle, loader = attached()
+    for step, batch in enumerate(loader):
+        if step % 2:
+            with handle.examples(sampler.indices[step * 8 : (step + 1) * 8]):
+                backward(model, batch)
+        else:
+            backward(model, batch)
+    check_filed(handle, dataset, model)
+    assert handle.ignored_passes == 0
+
+
+def test_a_wrong_number_of_named_examples_is_ignored() -> None:
+    dataset, model, _, handle, _ = attached()
+    with handle.examples([1, 2, 3]):
+        backward(model, list(dataset[np.arange(4)]))
+    assert handle.ignored_passes == 1
+    assert not filed(handle)[1].any()
+
+
+def test_named_examples_must_exist() -> None:
+    _, _, _, handle, _ = attached()
+    with pytest.raises(ValueError, match=r"0\.\.63"), handle.examples([64]):
+        pass
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_batches_with_a_word(workers: int) -> None:
+    dataset, model, _, handle, loader = attached(num_workers=workers)
+    for step, batch in enumerate(loader):
+        if step % 3 == 1:
+            handle.skip()
+            continue
+        backward(model, batch)
+    check_filed(handle, dataset, model, all_of_them=False)
+    assert filed(handle)[1].sum() == 64 - 8 * 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_batches_without_a_word_lose_sketches_but_misfile_none(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset, model, _, handle, loader = attached(num_workers=workers)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for step, batch in enumerate(loader):
+            if step == 4:
+                continue
+            backward(model, batch)
+        next(iter(loader))  # the next epoch begins: the last one is looked through
+    check_filed(handle, dataset, model, all_of_them=False)
+    assert filed(handle)[1].sum() == 4 * 8
+    assert any("handle.skip()" in record.message for record in caplog.records)
+
+
+def test_a_pass_over_more_rows_than_the_batch_has() -> None:
+    _, model, _, handle, loader = attached(examples=32)
+    for inputs, targets in loader:
+        backward(model, [inputs.repeat(2, 1), targets.repeat(2, 1)])
+    assert not filed(handle)[1].any()
+    assert handle.ignored_passes == len(loader)
+
+
+def test_rows_masked_out_before_the_model_saw_them_lose_sketches_but_misfile_none() -> None:
+    dataset, model, _, handle, loader = attached()
+    for step, (inputs, targets) in enumerate(loader):
+        keep = slice(3, None) if step == 2 else slice(None)
+        backward(model, [inputs[keep], targets[keep]])
+    next(iter(loader))
+    check_filed(handle, dataset, model, all_of_them=False)
+    assert filed(handle)[1].sum() == 2 * 8
+
+
+def test_out_of_order_loaders_are_refused() -> None:
+    _, _, _, _, loader = attached(num_workers=2, in_order=False)
+    with pytest.raises(ValueError, match="in_order"):
+        next(iter(loader))
+
+
+def test_a_second_attach_is_refused_until_the_first_is_detached() -> None:
+    _, model, sampler, handle, _ = attached()
+    with pytest.raises(ValueError, match="detach"):
+        heeler.attach(model, sampler)
+    handle.detach()
+    heeler.attach(model, sampler)
+
+
+def test_nan_batches_are_dropped() -> None:
+    dataset, model, _, handle, loader = attached()
+    for step, (inputs, targets) in enumerate(loader):
+        backward(model, [inputs, targets * float("nan") if step == 2 else targets])
+    check_filed(handle, dataset, model, all_of_them=False)
+    assert filed(handle)[1].sum() == 56
