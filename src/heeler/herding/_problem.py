@@ -33,32 +33,36 @@ class Problem:
     workers_shape: tuple[int, int] | None = None
     """(n, m) when orders came, and have to go back, as (n, m) row numbers of each shard."""
 
-    def balance(self, order: IntArray, following: IntArray) -> float:
-        """Mean-centred pass over one shard into `following`; returns the largest squared prefix norm of `order`."""
+    def balance(self, order: IntArray, following: IntArray, *, judge: bool = True) -> float:
+        """Mean-centred pass over one shard into `following`; returns the largest squared prefix norm of `order`.
+
+        Without `judge` that is left out, and is zero.
+        """
         from heeler.herding import kernels
 
-        scratch = np.empty((2, self.table.shape[1]))
-        return float(
-            kernels.balance_walk(
-                self.table, check.frozen(order), self.means[0], following, scratch[0], scratch[1], self.batch_size
-            )
-        )
+        running, prefix = check.aligned(2, self.table.shape[1])
+        walk = (check.frozen(order), self.means[0], following, running, prefix, self.batch_size if judge else 0)
+        return float(kernels.balance_walk(self.table, *walk))
 
-    def pair_balance(self, order: IntArray, following: IntArray) -> float:
-        """Coordinated pair pass over all shards into `following`; returns the largest squared prefix norm."""
+    def pair_balance(self, order: IntArray, following: IntArray, group: IntArray | None = None) -> float:
+        """Pair pass over all shards into `following`; returns the largest squared prefix norm of `order`.
+
+        group (n,) numbers, from 0, the running sum each worker shares; by default all share one.
+        """
         from heeler.herding import kernels
 
-        scratch = np.empty((4, self.table.shape[1]))
-        frozen = check.frozen(order)
-        return float(
-            kernels.pair_walk(self.table, frozen, self.offsets, self.means, following, *scratch, self.batch_size)
-        )
+        if group is None:
+            group = np.zeros(self.offsets.size - 1, np.int64)
+        dim = self.table.shape[1]
+        running, scratch = check.aligned(int(group.max()) + 1, dim), check.aligned(3, dim)
+        walk = (check.frozen(order), self.offsets, self.means, group, following, running, *scratch, self.batch_size)
+        return float(kernels.pair_walk(self.table, *walk))
 
     def prefix_norms(self, order: IntArray) -> tuple[float, float, float, int]:
         """Largest infinity norm, largest squared 2-norm, sum of squared 2-norms, number of prefixes."""
         from heeler.herding import kernels
 
-        scratch = np.empty(self.table.shape[1])
+        scratch = check.aligned(self.table.shape[1])
         frozen = check.frozen(order)
         return kernels.prefix_walk(self.table, frozen, self.offsets, self.means, scratch, self.batch_size)
 
@@ -130,7 +134,7 @@ def _with_means(
     from heeler.herding import kernels
 
     table = check.as_bits(floats)
-    means = np.empty((offsets.size - 1, table.shape[1]))
+    means = check.aligned(offsets.size - 1, table.shape[1])
     whole = order.size == table.shape[0]
     # A whole shard's rows lie side by side: reading them in file order is several times faster than in the given order.
     rows = check.frozen(np.arange(order.size) if whole else order)

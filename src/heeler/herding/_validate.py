@@ -27,6 +27,14 @@ def frozen(array: Array) -> Array:
     return view
 
 
+def aligned(*shape: int) -> NDArray[np.float64]:
+    """Uninitialised float64 on cache-line boundaries: sums that straddle lines make a walk up to twice as slow."""
+    size = int(np.prod(shape)) * 8
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(np.float64).reshape(shape)
+
+
 def as_numpy(array: Any, what: str) -> Array:
     """NumPy view of a NumPy array or CPU torch tensor, without importing torch."""
     if hasattr(array, "detach") and hasattr(array, "device"):

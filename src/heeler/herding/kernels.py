@@ -49,12 +49,28 @@ def _prefetch(typing_context, table, row):
         kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
         call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         zero, line = ir.Constant(ir.IntType(64), 0), ir.Constant(ir.IntType(64), _LINE)
-        with cgutils.for_range_slice(builder, zero, builder.mul(columns, item), line, inc=True) as (offset, _):
-            flags = [ir.Constant(word, flag) for flag in (0, 3, 1)]  # for reading, into all caches, data
+        flags = [ir.Constant(word, flag) for flag in (0, 3, 1)]  # for reading, into all caches, data
+        size = builder.mul(columns, item)
+        with cgutils.for_range_slice(builder, zero, size, line, inc=True) as (offset, _):
             builder.call(call, [builder.gep(start, [offset]), *flags])
+        last = builder.sub(size, ir.Constant(ir.IntType(64), 1))  # a row may begin in the middle of a line
+        builder.call(call, [builder.gep(start, [last]), *flags])
         return context.get_dummy_value()
 
     return types.void(table, types.int64), generate
+
+
+@intrinsic
+def _larger(typing_context, x, y):
+    """max(x, y) of two finite numbers. Python's max has to mind NaN, and so cannot be taken in lanes."""
+
+    def generate(context, builder, signature, args):
+        number = ir.DoubleType()
+        kind = ir.FunctionType(number, [number, number])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.maxnum.f64")
+        return builder.call(call, args, fastmath=("nnan", "nsz"))
+
+    return types.float64(types.float64, types.float64), generate
 
 
 def _narrow(x):
@@ -115,6 +131,8 @@ def shard_means(table, order, offsets, means):
 def balance_walk(table, order, mean, following, running, prefix, batch_size):
     """One mean-centred balance pass; returns the largest ‖prefix‖² of `order` at batch boundaries and at the end.
 
+    With batch_size 0 nothing is judged.
+
     table (N, K), order (N,), mean (K,), following (N,) is written; running and prefix (K,) are scratch, zeroed here.
     The loop over k adds row t-1 with its sign and takes row t's inner product in one sweep.
     """
@@ -128,14 +146,20 @@ def balance_walk(table, order, mean, following, running, prefix, batch_size):
             _prefetch(table, order[t + ahead])
         row = order[t]
         dot, norm = 0.0, 0.0
-        for k in range(dim):
-            r = running[k] + sign * (_value(table[last, k]) - mean[k])
-            running[k] = r
-            c = _value(table[row, k]) - mean[k]
-            dot += r * c
-            p = prefix[k] + c
-            prefix[k] = p
-            norm += p * p
+        if batch_size > 0:
+            for k in range(dim):
+                r = running[k] + sign * (_value(table[last, k]) - mean[k])
+                running[k] = r
+                c = _value(table[row, k]) - mean[k]
+                dot += r * c
+                p = prefix[k] + c
+                prefix[k] = p
+                norm += p * p
+        else:
+            for k in range(dim):
+                r = running[k] + sign * (_value(table[last, k]) - mean[k])
+                running[k] = r
+                dot += r * (_value(table[row, k]) - mean[k])
         if dot <= 0.0:
             sign = 1.0
             following[front] = row
@@ -153,12 +177,13 @@ def balance_walk(table, order, mean, following, running, prefix, batch_size):
 
 
 @njit(**_COMPILE)
-def pair_walk(table, order, offsets, means, following, running, first, second, prefix, batch_size):
+def pair_walk(table, order, offsets, means, group, following, running, first, second, prefix, batch_size):
     """One coordinated pair pass over all shards; returns the largest squared norm of the workers' common prefix.
 
-    table (N, K); order (N,) flat with shard j at offsets[j]:offsets[j+1]; means (n, K); following (N,) is written;
-    running, first, second and prefix (K,) are scratch, zeroed here. Pair i of every worker that still has one is
-    balanced in turn against one running sum. A shard's odd last example keeps its place.
+    table (N, K); order (N,) flat with shard j at offsets[j]:offsets[j+1]; means (n, K); group (n,) names the running
+    sum, a row of running (g, K), that worker j shares; following (N,) is written; running and first, second and prefix
+    (K,) are scratch, zeroed here. Pair i of every worker that still has one is balanced in turn. A shard's odd last
+    example keeps its place.
     """
     workers, dim, ahead = offsets.size - 1, table.shape[1], _ahead(table)
     longest = 0
@@ -189,10 +214,11 @@ def pair_walk(table, order, offsets, means, following, running, first, second, p
                 following[start + 2 * i] = a
                 continue
             b = order[start + 2 * i + 1]
+            s = running[group[j]]
             dot = 0.0
             for k in range(dim):
                 x, y = _value(table[a, k]), _value(table[b, k])
-                dot += running[k] * (x - y)
+                dot += s[k] * (x - y)
                 first[k] += x - mean[k]
                 second[k] += y - mean[k]
             if dot > 0.0:  # the sign is −1: b goes to the front, and −(a − b) = b − a is added
@@ -200,7 +226,7 @@ def pair_walk(table, order, offsets, means, following, running, first, second, p
             following[start + i] = a
             following[start + size - (size & 1) - 1 - i] = b
             for k in range(dim):
-                running[k] += _value(table[a, k]) - _value(table[b, k])
+                s[k] += _value(table[a, k]) - _value(table[b, k])
         at_first, at_second = 0.0, 0.0
         for k in range(dim):
             p = prefix[k] + first[k]
@@ -243,7 +269,7 @@ def prefix_walk(table, order, offsets, means, prefix, batch_size):
             norm, largest = 0.0, 0.0
             for k in range(dim):
                 norm += prefix[k] * prefix[k]
-                largest = max(largest, abs(prefix[k]))
+                largest = _larger(largest, abs(prefix[k]))
             worst_inf = max(worst_inf, largest)
             worst_two = max(worst_two, norm)
             total += norm

@@ -28,7 +28,7 @@ def balance_pass(vectors: Any, order: Any, *, subset: bool = False, screen: bool
     """
     problem = flat_problem(vectors, order, subset=subset, screen=screen)
     following = np.empty_like(problem.order)
-    problem.balance(problem.order, following)
+    problem.balance(problem.order, following, judge=False)
     return following
 
 

@@ -111,13 +111,14 @@ def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[I
 
     A walk judges the order it starts from, so that a pass and its judging read the table once.
     """
-    walk = problem.balance if problem.offsets.size == 2 else problem.pair_balance
+    group = sharing_groups(np.diff(problem.offsets), problem.table.shape[1])
+    alone = group.size == 1
     best = problem.shuffled(rng)
     bound_random = bound_best = problem.prefix_norms(best)[1]
     current, following = problem.order.copy(), np.empty_like(problem.order)
     bound_given, idle, walked = math.inf, 0, 0
     while walked < passes and idle < PATIENCE and bound_best > 0:
-        bound = walk(current, following)
+        bound = problem.balance(current, following) if alone else problem.pair_balance(current, following, group)
         walked += 1
         if walked == 1:
             bound_given = bound
@@ -136,3 +137,25 @@ def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[I
     else:
         bound_given = problem.prefix_norms(problem.order)[1]
     return best, bound_given, bound_best, bound_random, walked
+
+
+def sharing_groups(sizes: IntArray, dim: int) -> IntArray:
+    """Which workers' pairs are balanced against one running sum: (n,) group numbers, 0 for all where sizes are equal.
+
+    A worker of m examples puts pair i at position i and, from the end, at m − 1 − i. Workers of equal size agree on
+    both. Those of unequal size agree on the first only, and a shared sum leaves their second halves unbalanced, by about
+    √(workers · difference in pairs) vectors; a sum of their own costs about √dim vectors, the floor of balancing. So
+    workers of like size share as long as the former is the smaller. Measured (64 workers of 500 to 530, 64 numbers):
+    largest prefix norm 170 with one sum for all, 152 by exact size, 106 so; 293 with a sum each.
+    """
+    pairs = sizes // 2
+    group = np.zeros(sizes.size, np.int64)
+    number, members, least = 0, 0, 0
+    for j in np.argsort(pairs, kind="stable"):
+        if members and (members + 1) * (pairs[j] - least) > dim:
+            number, members = number + 1, 0
+        if members == 0:
+            least = pairs[j]
+        members += 1
+        group[j] = number
+    return group

@@ -48,10 +48,10 @@ class TabledRule(BaseRule):
         if table is None:
             from heeler.sketch.table import SketchTable
 
-            table = SketchTable(self.examples, self.dim)
+            table = SketchTable(self.examples, self.dim or 0)
         if tuple(table.rows.shape) != (self.examples, self.dim):
             raise ValueError(f"the table has shape {tuple(table.rows.shape)}, not {(self.examples, self.dim)}")
-        self.table = table
+        self.table: Any = table
 
     def observe(self, indices: Any, vectors: Any) -> None:
         """See `Rule.observe`. An example seen twice keeps its newest vector."""
@@ -64,15 +64,14 @@ class TabledRule(BaseRule):
         """See `Rule.state_dict`; with the table if the rule made it."""
         state = super().state_dict()
         if self._owns_table:
-            state["table"] = {"rows": np.array(self.table.rows), "seen": np.array(self.table.seen)}
+            state["table"] = {name: np.array(value) for name, value in self.table.state_dict().items()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Rule.load_state_dict`."""
         super().load_state_dict(state)
         if self._owns_table:
-            np.copyto(check.as_numpy(self.table.rows, "rows"), check.as_numpy(state["table"]["rows"], "rows"))
-            np.copyto(check.as_numpy(self.table.seen, "seen"), check.as_numpy(state["table"]["seen"], "seen"))
+            self.table.load_state_dict(state["table"])
 
     def _known(self) -> tuple[IntArray, list[int]]:
         """This epoch's order without the examples that have no vector yet, and how many of each worker's remain."""
@@ -145,7 +144,7 @@ class Herd(TabledRule):
         return self.commit(self.solve())
 
     def _solve(self, order: IntArray, sizes: list[int]) -> Solution:
-        return solve_with_report(
+        solution = solve_with_report(
             self.table.rows,
             order,
             passes=self.passes,
@@ -155,6 +154,10 @@ class Herd(TabledRule):
             shard_sizes=None if self.workers == 1 else sizes,
             subset=True,
         )
+        # Bounds in the gradients' own units: the table's scale may change before anybody reads them.
+        scale = getattr(self.table, "scale", 1.0)
+        bounds = {name: getattr(solution, name) / scale for name in ("bound_before", "bound_after", "bound_random")}
+        return solution._replace(**bounds)
 
 
 class Greedy(TabledRule):

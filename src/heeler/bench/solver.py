@@ -1,0 +1,104 @@
+"""What a balance pass costs against the physical floor: reading the rows once in the same order and adding them up."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from heeler.herding import Solution, balance_pass, solve_with_report
+from heeler.herding._validate import Array, as_bits, frozen
+
+DTYPES = ("float16", "float32")
+
+
+def bench_solver(
+    *,
+    examples: int = 1_000_000,
+    dim: int = 256,
+    dtype: str = "float16",
+    passes: int = 10,
+    repeats: int = 5,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Medians over `repeats` runs, floor, pass and solve taken in turn so that a noisy machine is unkind to both.
+
+    Returns:
+        pass_seconds, gather_sum_seconds and their ratio; solve_seconds of one solve of `passes` passes, its ratio to
+        the floor and the passes it walked; peak_memory_ratio, what the process held at most during the passes and solves
+        over what it held before (the table and its order), in tables, plus one.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if min(examples, dim, passes, repeats) < 1:
+        raise ValueError("examples, dim, passes and repeats must each be at least 1")
+    table, order = _table(examples, dim, dtype, seed)
+    _run_once(dtype)
+    before = _peak_bytes()
+    solutions: list[Solution] = []
+    jobs: list[Callable[[], Any]] = [
+        lambda: gather_sum(table, order),
+        lambda: balance_pass(table, order),
+        lambda: solutions.append(solve_with_report(table, order, passes=passes, seed=seed)),
+    ]
+    gather, walk, whole = _interleaved(jobs, repeats)
+    floor, one_pass, solving = statistics.median(gather), statistics.median(walk), statistics.median(whole)
+    return {
+        "pass_seconds": one_pass,
+        "gather_sum_seconds": floor,
+        "ratio": one_pass / floor,
+        "solve_seconds": solving,
+        "solve_ratio": solving / floor,
+        "solve_passes": solutions[0].passes,
+        "peak_memory_ratio": 1 + (_peak_bytes() - before) / table.nbytes,
+        "pass_seconds_range": [min(walk), max(walk)],
+        "gather_sum_seconds_range": [min(gather), max(gather)],
+        "solve_seconds_range": [min(whole), max(whole)],
+        "examples": examples,
+        "dim": dim,
+        "dtype": dtype,
+    }
+
+
+def gather_sum(table: Array, order: Array) -> Array:
+    """Σ of the rows, read in the given order, compiled as the passes are; float32 sums, which is the cheapest."""
+    from heeler.herding import kernels
+
+    total = np.zeros(table.shape[1], np.float32)
+    kernels.gather_sum(as_bits(table), frozen(order), total)
+    return total
+
+
+def _table(examples: int, dim: int, dtype: str, seed: int) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    table = np.empty((examples, dim), dtype)
+    for rows in np.array_split(table, max(examples * dim // 2**22, 1)):
+        rows[:] = rng.standard_normal(rows.shape, np.float32)
+    return table, rng.permutation(examples)
+
+
+def _run_once(dtype: str) -> None:
+    """Compile, on a table of no size."""
+    table, order = _table(4, 4, dtype, 0)
+    gather_sum(table, order)
+    balance_pass(table, order)
+    solve_with_report(table, order)
+
+
+def _interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[list[float]]:
+    """Seconds of each job, run in turn `repeats` times."""
+    seconds: list[list[float]] = [[] for _ in jobs]
+    for _ in range(repeats):
+        for job, taken in zip(jobs, seconds, strict=True):
+            start = time.perf_counter()
+            job()
+            taken.append(time.perf_counter() - start)
+    return seconds
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

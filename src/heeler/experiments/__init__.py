@@ -1,0 +1,1 @@
+"""The field's experiments, as pure functions that report progress through a callback."""
