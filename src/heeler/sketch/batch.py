@@ -28,9 +28,13 @@ def first_tensor(args: Any, at_least: int) -> Tensor | None:
 def by_example(x: Tensor, batch: int, batch_dim: int) -> Tensor:
     """(..., n) with the batch in `batch_dim` → (B, T, n), all other leading dimensions being tokens T.
 
+    (B, n), one token an example, stays as it is: views cost more than arithmetic in small models.
+
     A tensor whose leading dimensions were flattened on the way ((B·T, n), or (T·B, n) where batch_dim is 1) is taken
     apart again.
     """
+    if x.ndim == 2 and x.shape[0] == batch:
+        return x
     n = x.shape[-1]
     if batch_dim == 0 or x.ndim == 1:
         if x.ndim == 1 or x.shape[0] % batch:

@@ -107,12 +107,14 @@ class Matrix:
         return None if self.of_ones is None else self.of_ones.like(like)
 
     def input(self, a: Tensor) -> Tensor:
-        """(B, T, n_input) → (B, T, k)."""
-        offset = self.input_offset(a)
-        if offset is None:
-            return a @ self.input_filter(a)
+        """(B, T, n_input) → (B, T, k), or (B, n_input) → (B, k)."""
+        if self.of_ones is None:
+            return a @ self.of_input.like(a)
+        offset = self.of_ones.like(a)
+        if a.ndim == 2:
+            return torch.addmm(offset, a, self.of_input.like(a))
         # One fused call on a flat input: with three dimensions and a bias F.linear takes twice as long on a CPU.
-        flat = torch.addmm(offset, a.reshape(-1, a.shape[-1]), self.input_filter(a))
+        flat = torch.addmm(offset, a.reshape(-1, a.shape[-1]), self.of_input.like(a))
         return flat.view(a.shape[0], a.shape[1], -1)
 
     def grad(self, g: Tensor) -> Tensor:
@@ -125,12 +127,12 @@ class Matrix:
 
     def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
         """Σ_t over both sides: (B, T, k_grad), (B, T, k_input) → (B, K) float32, laid out rows × columns."""
+        if xp.dtype != gp.dtype:
+            xp = xp.to(gp.dtype)
         left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
-        left, right = left.to(gp.dtype), right.to(gp.dtype)
-        outer = (
-            left.transpose(1, 2) * right if left.shape[1] == 1 else torch.bmm(left.transpose(1, 2), right)
-        )  # (B, k_rows, 1) * (B, 1, k_cols) for T = 1: no GEMM for an outer product
-        return outer.flatten(1).float()
+        if gp.ndim == 2:  # one token: an outer product, which needs no GEMM
+            return (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1).float()
+        return torch.bmm(left.transpose(1, 2), right).flatten(1).float()
 
 
 class ExactMatrix:
@@ -162,6 +164,8 @@ class ExactMatrix:
     def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
         groups = self.spec.groups
         gp, xp = gp.float(), xp.float()
+        if gp.ndim == 2:
+            gp, xp = gp.unsqueeze(1), xp.unsqueeze(1)
         left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
         result = gp.new_zeros(gp.shape[0], self.dim)
         if groups > 1:

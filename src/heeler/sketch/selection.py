@@ -20,8 +20,10 @@ from heeler.sketch.sites import Site, tied_groups
 
 Layers = str | Callable[[str, nn.Module], bool] | None
 
-DEFAULT_BUDGET = "2%"
+DEFAULT_BUDGET = "1%"
 BALANCE = {"cpu": 10.0, "cuda": 100.0}
+FIXED = {"cpu": 1e4, "cuda": 5e4}
+"""What a tap costs however small it is (Python, kernel launches), in multiply-adds of one example of a usual batch."""
 
 
 def choose(sites: list[Site], layers: Layers, dim: int, device: torch.device) -> list[Site]:
@@ -52,8 +54,9 @@ def parse_budget(layers: str) -> float:
 
 
 def within_budget(sites: list[Site], budget: float, dim: int, device: torch.device) -> list[Site]:
-    """Greedily by worth per cost, until the taps cost `budget` of the layers' own work; never none."""
+    """Greedily by worth per cost, until the taps cost `budget` of the layers' own work; the best one at least."""
     balance = BALANCE.get(device.type, BALANCE["cuda"])
+    fixed = FIXED.get(device.type, FIXED["cuda"])
     k = math.sqrt(math.prod(split_dim(dim)))
     priced: list[tuple[float, float, list[Site]]] = []  # (worth, price, sites)
     own_total = 0.0
@@ -62,7 +65,7 @@ def within_budget(sites: list[Site], budget: float, dim: int, device: torch.devi
         known = [c for c in costs if c is not None]
         own_total += sum(c.tokens * (c.own_flops + balance * c.own_numbers) for c in known)
         if len(known) == len(group):
-            price = sum(c.tokens * (c.tap_flops + balance * c.tap_numbers) for c in known)
+            price = sum(fixed + c.tokens * (c.tap_flops + balance * c.tap_numbers) for c in known)
             priced.append((worth(group), price, group))
     priced.sort(key=lambda item: item[0] / item[1], reverse=True)
     chosen: set[int] = set()
@@ -72,8 +75,7 @@ def within_budget(sites: list[Site], budget: float, dim: int, device: torch.devi
             spent += price
             chosen.update(id(site) for site in group)
     if not chosen:
-        cheapest = min(priced, key=lambda item: item[1], default=None)
-        chosen.update(id(site) for site in (cheapest[2] if cheapest else sites))
+        chosen.update(id(site) for site in (priced[0][2] if priced else sites))
     return [site for site in sites if id(site) in chosen]
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from heeler.sketch.sites import Site
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-GUESSED_POSITIONS = 100.0
+GUESSED_POSITIONS = 400.0
+"""Output positions per example, which the layer alone does not tell: those of a 20 × 20 image."""
 
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -30,7 +30,8 @@ class EmbeddingRule(Rule):
         if ids.ndim <= call.batch_dim or ids.shape[call.batch_dim] != call.batch:
             # Positions looked up once for the whole batch: the examples' gradients are summed before they get here.
             raise NoBatchDimension(f"ids of shape {tuple(ids.shape)} do not belong to single examples")
-        ids = ids.movedim(call.batch_dim, 0).reshape(call.batch, -1)
+        if ids.ndim > 1:
+            ids = ids.movedim(call.batch_dim, 0).reshape(call.batch, -1)
         rows = F.embedding(ids, site.matrices[0].input_filter(site.like))
         if self.padding_idx is not None:  # its gradient is zero by definition
             rows = torch.where((ids == self.padding_idx).unsqueeze(-1), 0.0, rows)

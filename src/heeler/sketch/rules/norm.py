@@ -62,7 +62,8 @@ class NormRule(Rule):
 
 class LastDimensions(NormRule):
     def by_feature(self, examples: Examples, x: Tensor) -> Tensor:
-        return examples.split(x.flatten(-len(self.module.normalized_shape)))
+        x = examples.split(x.flatten(-len(self.module.normalized_shape)))
+        return x.unsqueeze(1) if x.ndim == 2 else x
 
 
 class DimensionOne(NormRule):

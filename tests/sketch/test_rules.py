@@ -1,0 +1,249 @@
+"""Every rule against one-example-at-a-time autograd, through the exact mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heeler.sketch import MatrixSpec, Rule, Sketcher, register
+
+from .oracle import per_example_gradients, relative_error
+
+BATCH = 5
+
+
+def check(
+    model: nn.Module, x: Tensor, batch_dim: int = 0, names: list[str] | None = None, **options: object
+) -> Sketcher:
+    """Exact sketches of a mean loss equal the single examples' gradients."""
+    torch.manual_seed(1)
+    batch = x.shape[batch_dim]
+
+    def losses(inputs: Tensor) -> Tensor:
+        out = model(inputs)
+        out = out[0] if isinstance(out, tuple) else out
+        out = out.movedim(batch_dim, 0) if out.ndim > batch_dim else out
+        weights = torch.linspace(0.5, 1.5, out[0].numel()).reshape(out[0].shape)
+        return (weights * out.sin()).flatten(1).sum(1)
+
+    oracle = per_example_gradients(model, lambda i: losses(x.narrow(batch_dim, i, 1)).sum(), batch, names)
+    sketcher = Sketcher(model, exact=True, batch_dim=batch_dim, **options)  # type: ignore[arg-type]
+    losses(x).mean().backward()
+    sketches = sketcher.pop()
+    assert sketches.dtype == torch.float32
+    assert sketches.shape == oracle.shape == (batch, sketcher.dim)
+    assert relative_error(sketches, oracle) < 1e-5
+    return sketcher
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (3, 2)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear(leading: tuple[int, ...], bias: bool) -> None:
+    check(nn.Linear(4, 3, bias=bias), torch.randn(BATCH, *leading, 4))
+
+
+def test_linear_with_frozen_weight_or_bias() -> None:
+    for frozen in ("weight", "bias"):
+        layer = nn.Linear(4, 3)
+        getattr(layer, frozen).requires_grad_(False)
+        sketcher = check(layer, torch.randn(BATCH, 4))
+        assert frozen not in sketcher.coverage.covered
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2, "padding": 1},
+        {"dilation": 2, "padding": "same"},
+        {"groups": 2, "padding": 1},
+        {"groups": 4, "bias": False},
+        {"padding": 1, "padding_mode": "circular"},
+    ],
+)
+def test_convolutions(dims: int, options: dict[str, object]) -> None:
+    layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](4, 4, 3, **options)  # type: ignore[arg-type]
+    check(layer, torch.randn(BATCH, 4, *[6] * dims))
+
+
+@pytest.mark.parametrize("padding_idx", [None, 2])
+@pytest.mark.parametrize("shape", [(BATCH,), (BATCH, 4)])
+def test_embedding(padding_idx: int | None, shape: tuple[int, ...]) -> None:
+    check(nn.Embedding(7, 3, padding_idx=padding_idx), torch.randint(7, shape))
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.LayerNorm(6), (6,)),
+        (nn.LayerNorm(6), (4, 6)),
+        (nn.LayerNorm((4, 6), bias=False), (3, 4, 6)),
+        (nn.RMSNorm(6), (4, 6)),
+        (nn.GroupNorm(2, 6), (6, 4, 4)),
+        (nn.GroupNorm(2, 6), (6,)),
+        (nn.BatchNorm1d(6), (6,)),
+        (nn.BatchNorm2d(6), (6, 4, 4)),
+    ],
+)
+def test_norms(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    for p in norm.parameters():
+        nn.init.normal_(p)
+    model = nn.Sequential(norm)
+    if isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):  # frozen statistics, so that examples are independent
+        norm.running_mean.normal_()  # type: ignore[union-attr,operator]
+        norm.eval()
+    check(model, torch.randn(BATCH, *shape))
+
+
+def test_batch_norm_in_training_adds_up_to_the_batch_gradient() -> None:
+    """The statistics tie examples together, so single examples have no gradient of their own; their parts still sum."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(48, 2))
+    sketcher = Sketcher(model, exact=True)
+    F.cross_entropy(model(torch.randn(BATCH, 2, 6, 6)), torch.randint(2, (BATCH,))).backward()
+    whole = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert relative_error(sketcher.pop().mean(0), whole) < 1e-5
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("mask", [None, "causal", "padding"])
+def test_attention(batch_first: bool, mask: str | None) -> None:
+    class SelfAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.MultiheadAttention(6, 2, batch_first=batch_first)
+
+        def forward(self, x: Tensor) -> Tensor:
+            options: dict[str, Tensor] = {}
+            if mask == "causal":
+                options["attn_mask"] = torch.ones(4, 4, dtype=torch.bool).triu(1)
+            if mask == "padding":
+                rows = x.shape[0] if batch_first else x.shape[1]
+                options["key_padding_mask"] = (torch.arange(4) == 3).expand(rows, 4)
+            out: Tensor = self.inner(x, x.sin(), x.cos(), need_weights=False, **options)[0]
+            return out
+
+    model = SelfAttention()
+    nn.init.normal_(model.inner.in_proj_bias)
+    check(model, torch.randn((BATCH, 4, 6) if batch_first else (4, BATCH, 6)), batch_dim=0 if batch_first else 1)
+
+
+def test_cross_attention_of_unequal_lengths() -> None:
+    class Cross(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.MultiheadAttention(6, 3, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x[:, :2], x, x)[0]
+            return out
+
+    check(Cross(), torch.randn(BATCH, 5, 6))
+
+
+def test_transformers_conv1d_is_found_by_name() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias  # type: ignore[operator]
+
+    cls = type("Conv1D", (nn.Module,), {"forward": forward, "__module__": "transformers.pytorch_utils"})
+    layer = cls()
+    layer.weight = nn.Parameter(torch.randn(4, 3))
+    layer.bias = nn.Parameter(torch.randn(3))
+    check(layer, torch.randn(BATCH, 2, 4))
+
+
+def test_tied_weights_are_one_gradient() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.middle, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
+            self.head.weight = self.token.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            out: Tensor = self.head(self.middle(self.token(ids)).tanh())
+            return out
+
+    model, ids = Tied(), torch.randint(7, (BATCH, 3))
+    check(model, ids)
+    exact = Sketcher(model, exact=True)
+    sketchers = [Sketcher(model, dim=16, seed=seed, layers="all") for seed in range(400)]
+    model(ids).sin().sum().mul(1 / BATCH).backward()
+    g = exact.pop()
+    estimate = torch.stack([(s := sketcher.pop()) @ s.T for sketcher in sketchers])
+    error = (estimate.mean(0) - g @ g.T) / (estimate.std(0) / 20)
+    assert float(error.abs().max()) < 5  # 15 distinct entries: beyond 5 standard errors once in 10⁵ runs
+
+
+def test_module_called_twice_adds_up() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(self.layer(x).tanh())
+            return out
+
+    check(Twice(), torch.randn(BATCH, 4))
+
+
+def test_batch_in_dimension_one_and_flattened_tokens() -> None:
+    class Flattening(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = self.first(x).flatten(0, 1).tanh()
+            return self.second(flat).unflatten(0, x.shape[:2])
+
+    check(Flattening(), torch.randn(3, BATCH, 4), batch_dim=1)
+    check(Flattening(), torch.randn(BATCH, 3, 4))
+
+
+def test_users_can_add_a_rule() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.matrix.t()
+
+    assert not Sketcher(nn.Sequential(Scale(), nn.Linear(3, 2)), exact=True).coverage.covered.get("0.matrix")
+
+    @register(Scale)
+    class ScaleRule(Rule):
+        def declare(self, module: nn.Module) -> None:
+            self.matrices = [MatrixSpec("matrix", None, 3, 4)]
+
+        def keep(self, site, call):  # type: ignore[no-untyped-def]
+            return (site.matrices[0].input(call.split(call.input)),)
+
+        def sketch(self, site, examples, grads, xp):  # type: ignore[no-untyped-def]
+            return site.matrices[0].contract(site.matrices[0].grad(examples.split(grads[0])), xp)
+
+    class Subclass(Scale):
+        pass
+
+    check(nn.Sequential(Subclass(), nn.Linear(3, 2)), torch.randn(BATCH, 4))
+
+
+def test_positions_shared_by_the_batch_are_reported_not_guessed() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position, self.layer = nn.Embedding(10, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x + self.position(torch.arange(x.shape[1])))
+            return out
+
+    model = Positions()
+    sketcher = Sketcher(model, exact=True)
+    model(torch.randn(BATCH, 2 * BATCH, 4)).sum().backward()
+    assert "position.weight" in sketcher.coverage.left_out
+    assert float(sketcher.pop()[:, :40].abs().max()) == 0.0

@@ -1,0 +1,434 @@
+"""The ways models are trained, each against one-example-at-a-time autograd."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from heeler.sketch import Sketcher
+from heeler.sketch.compiled import HooksNotTraced
+
+from .oracle import gradients, per_example_gradients, relative_error
+
+
+class Net(nn.Module):
+    """Convolution, norm, in-place activation, tokens and a head: a bit of everything."""
+
+    def __init__(self, use_reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(inplace=True))
+        self.mix = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.LayerNorm(6))
+        self.head = nn.Linear(6, 3)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        if self.use_reentrant is None:
+            x = self.mix(x)
+        else:
+            x = checkpoint(self.mix, x, use_reentrant=self.use_reentrant)
+        out: Tensor = self.head(x.mean(1))
+        return out
+
+
+def data(batch: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 2, 4, 4, generator=generator), torch.randint(3, (batch,), generator=generator)
+
+
+def make(**options: Any) -> Net:
+    torch.manual_seed(0)
+    return Net(**options)
+
+
+def oracle(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return per_example_gradients(model, lambda i: F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), len(x))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Any:
+    yield
+    torch._dynamo.reset()
+
+
+def test_parameter_gradients_are_bit_for_bit_the_same() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        plain = make().to(dtype)
+        tapped = copy.deepcopy(plain)
+        Sketcher(tapped, layers="all")
+        x, y = data()
+        for model in (plain, tapped):
+            F.cross_entropy(model(x.to(dtype)), y).backward()
+        for a, b in zip(gradients(plain), gradients(tapped), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_batch_size_may_change_and_pop_empties() -> None:
+    model = make()
+    sketcher = Sketcher(model, exact=True)
+    assert sketcher.pop().shape == (0, sketcher.dim)
+    for batch in (6, 1, 4):
+        x, y = data(batch)
+        F.cross_entropy(model(x), y).backward()
+        assert relative_error(sketcher.pop(), oracle(model, x, y)) < 1e-5
+        assert sketcher.pop_passes() == []
+
+
+def test_sum_reduction() -> None:
+    model, (x, y) = make(), data()
+    sketcher = Sketcher(model, exact=True, reduction="sum")
+    F.cross_entropy(model(x), y, reduction="sum").backward()
+    assert relative_error(sketcher.pop(), oracle(model, x, y)) < 1e-5
+
+
+def test_few_parameters_are_kept_exactly() -> None:
+    model = nn.Linear(4, 3)
+    sketcher = Sketcher(model, dim=256)
+    assert sketcher.exact
+    assert sketcher.dim == 15
+    assert not Sketcher(model, dim=14, layers="all").exact
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing(use_reentrant: bool) -> None:
+    x, y = data()
+    expected = oracle(make(), x, y)
+    model = make(use_reentrant=use_reentrant)
+    sketcher = Sketcher(model, exact=True)
+    calls: list[int] = []
+    sketcher.on_backward = lambda: calls.append(1)
+    F.cross_entropy(model(x), y).backward()
+    assert relative_error(sketcher.pop(), expected) < 1e-5
+    assert len(calls) >= 1
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False, None])
+def test_several_forwards_before_one_backward(use_reentrant: bool | None) -> None:
+    """Different batch sizes, and an evaluation in between."""
+    (x, y), (x2, y2) = data(6), data(4, seed=1)
+    expected = [oracle(make(), x, y), oracle(make(), x2, y2)]
+    model = make(use_reentrant=use_reentrant)
+    sketcher = Sketcher(model, exact=True)
+    first = F.cross_entropy(model(x), y)
+    second = F.cross_entropy(model(x2), y2)
+    model.eval()
+    model(x)
+    model.train()
+    (first + second).backward()
+    passes = sketcher.pop_passes()
+    assert [len(p) for p in passes] == [6, 4]
+    for got, want in zip(passes, expected, strict=True):
+        assert relative_error(got, want) < 1e-5
+
+
+def test_backwards_out_of_order_come_in_forward_order() -> None:
+    model, (x, y), (x2, y2) = make(), data(6), data(4, seed=1)
+    sketcher = Sketcher(model, exact=True)
+    first = F.cross_entropy(model(x), y)
+    second = F.cross_entropy(model(x2), y2)
+    second.backward()
+    first.backward()
+    assert [len(p) for p in sketcher.pop_passes()] == [6, 4]
+
+
+def test_gradient_accumulation() -> None:
+    model, (x, y) = make(), data()
+    expected = oracle(model, x, y)
+    sketcher = Sketcher(model, exact=True)
+    for half in (slice(0, 3), slice(3, 6)):
+        F.cross_entropy(model(x[half]), y[half]).backward()
+    assert relative_error(sketcher.pop(), expected) < 1e-5
+
+
+def test_two_losses_through_one_forward_add_up() -> None:
+    model, (x, y) = make(), data()
+    expected = oracle(model, x, y)
+    sketcher = Sketcher(model, exact=True)
+    out = model(x)
+    F.cross_entropy(out, y).backward(retain_graph=True)
+    (2 * F.cross_entropy(out, y)).backward()
+    assert relative_error(sketcher.pop(), 3 * expected) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [dict, tuple, list])
+def test_outputs_in_containers(kind: type) -> None:
+    class Container(Net):
+        def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+            out = super().forward(x)
+            return {"logits": out, "n": 1} if kind is dict else kind((out, None))
+
+    x, y = data()
+    for use_reentrant in (None, True):
+        torch.manual_seed(0)
+        model = Container(use_reentrant)
+        sketcher = Sketcher(model, exact=True)
+        out = model(x)
+        assert type(out) is kind
+        F.cross_entropy(out["logits"] if kind is dict else out[0], y).backward()
+        assert relative_error(sketcher.pop(), oracle(make(), x, y)) < 1e-5
+
+
+def test_batch_size_told_by_the_user() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, temperature: Tensor, *, batch: dict[str, Tensor]) -> Tensor:
+            out: Tensor = self.net(batch["x"]) * temperature
+            return out
+
+    torch.manual_seed(0)
+    model, (x, y) = Odd(), data()
+    expected = oracle(model.net, x, y)
+    sketcher = Sketcher(model, exact=True, batch_dim=lambda args, kwargs: len(kwargs["batch"]["x"]))
+    F.cross_entropy(model(torch.ones(3), batch={"x": x}), y).backward()
+    assert relative_error(sketcher.pop(), expected) < 1e-5
+    told = Sketcher(model.net, exact=True)
+    with pytest.raises(ValueError, match="batch_dim=lambda"):
+        model.net(torch.tensor(1.0))
+    told.detach()
+
+
+def test_autocast_and_gradient_scaler() -> None:
+    model, (x, y) = make(), data()
+    expected = oracle(model, x, y)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    sketcher = Sketcher(model, exact=True, scaler=scaler)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    assert relative_error(sketcher.pop(), expected) < 3e-2  # bfloat16 has eight bits
+
+
+def test_a_step_with_infinities_delivers_nothing_finite() -> None:
+    model, (x, y) = make(), data()
+    scaler = torch.amp.GradScaler("cpu")
+    sketcher = Sketcher(model, exact=True, scaler=scaler)
+    weights = torch.ones(6)
+    weights[2] = float("inf")
+    scaler.scale((F.cross_entropy(model(x), y, reduction="none") * weights).mean()).backward()
+    assert not bool(sketcher.pop().isfinite().all(1).any())
+
+
+def test_dropout_is_the_same_with_and_without() -> None:
+    x = torch.randn(6, 4)
+    plain = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 3))
+    tapped = copy.deepcopy(plain)
+    sketcher = Sketcher(tapped, exact=True)
+    for model in (plain, tapped):
+        torch.manual_seed(3)
+        model(x).sin().sum(1).mean().backward()
+    whole = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+    assert relative_error(sketcher.pop().mean(0), whole) < 1e-5
+
+
+def test_evaluation_no_grad_and_disabled_open_no_pass() -> None:
+    model, (x, y) = make(), data()
+    sketcher = Sketcher(model, exact=True)
+    calls: list[int] = []
+    sketcher.on_forward = lambda: calls.append(1)
+    with torch.no_grad():
+        assert model(x).grad_fn is None
+    model.eval()
+    assert "Tap" not in _graph(model(x))
+    F.cross_entropy(model(x), y).backward()
+    model.train()
+    sketcher.enabled = False
+    assert "Tap" not in _graph(model(x))
+    sketcher.enabled = True
+    assert not calls
+    assert sketcher.pop_passes() == []
+    assert "Tap" in _graph(model(x))
+    assert calls == [1]
+    assert "Tap" not in _graph(model.head(torch.randn(6, 6)))  # a layer called by itself is no pass
+
+
+def _graph(out: Tensor) -> str:
+    names, todo = [], [out.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None:
+            names.append(node.name())
+            todo += [n for n, _ in node.next_functions]
+    return " ".join(names)
+
+
+def test_passes_without_backward_are_forgotten() -> None:
+    model, (x, y) = make(), data()
+    sketcher = Sketcher(model, exact=True)
+    model(x)
+    leaf = weakref.ref(sketcher._log.current.leaf)  # type: ignore[union-attr]
+    owner = weakref.ref(sketcher._log.current.owner)  # type: ignore[union-attr]
+    F.cross_entropy(model(x[:2]), y[:2]).backward()
+    assert leaf() is None
+    assert owner() is None
+    assert [len(p) for p in sketcher.pop_passes()] == [2]
+
+
+def test_detach_leaves_no_trace() -> None:
+    model = make()
+    before = {name: set(vars(m)) for name, m in model.named_modules()}
+    classes = [type(m) for m in model.modules()]
+    state = list(model.state_dict())
+    sketcher = Sketcher(model)
+    x, y = data()
+    F.cross_entropy(model(x), y).backward()
+    assert list(model.state_dict()) == state
+    log = weakref.ref(sketcher._log)
+    sketcher.detach()
+    del sketcher
+    gc.collect()
+    assert log() is None
+    assert {name: set(vars(m)) for name, m in model.named_modules()} == before
+    assert [type(m) for m in model.modules()] == classes
+    for m in model.modules():
+        assert not m._forward_hooks
+        assert not m._forward_pre_hooks
+        assert not m._forward_hooks_with_kwargs
+        assert not m._forward_hooks_always_called
+    pickle.dumps(model)
+
+
+def test_projections_depend_on_seed_and_name_alone() -> None:
+    x, y = data()
+    results = []
+    for wrap in (False, True):
+        torch.manual_seed(0)
+        model: nn.Module = make()
+        if wrap:
+            model = torch.nn.Sequential()
+            model.module = make()  # as DistributedDataParallel names it
+            model.forward = model.module.forward  # type: ignore[method-assign]
+        torch.manual_seed(17 * wrap)
+        sketcher = Sketcher(model, dim=64, layers="all", seed=5)
+        F.cross_entropy(model(x), y).backward()
+        results.append(sketcher.pop())
+    assert torch.equal(*results)
+
+
+def test_inner_products_are_unbiased() -> None:
+    """Mean over 400 seeds of ⟨s_i, s_j⟩ against ⟨g_i, g_j⟩, within 5 standard errors for each of the 21 pairs."""
+    model, (x, y) = make(), data()
+    exact = Sketcher(model, exact=True)
+    sketchers = [Sketcher(model, dim=36, seed=seed, layers="all") for seed in range(400)]
+    assert not sketchers[0].exact
+    F.cross_entropy(model(x), y).backward()
+    g = exact.pop()
+    estimates = torch.stack([(s := sketcher.pop()) @ s.T for sketcher in sketchers])
+    assert float(((estimates.mean(0) - g @ g.T) / (estimates.std(0) / 20)).abs().max()) < 5
+    single = (estimates - g @ g.T).square().mean().sqrt() / (g @ g.T).square().mean().sqrt()
+    assert 0.02 < float(single) < 0.6  # and each sketch alone is a useful estimate, yet not exact
+
+
+def test_double_precision() -> None:
+    model, (x, y) = make().double(), data()
+    sketcher = Sketcher(model, exact=True)
+    F.cross_entropy(model(x.double()), y).backward()
+    assert relative_error(sketcher.pop(), oracle(model, x.double(), y)) < 1e-5
+    assert sketcher.pop().dtype == torch.float32
+
+
+def test_bad_arguments_say_what_to_do() -> None:
+    with pytest.raises(ValueError, match="dim must be positive"):
+        Sketcher(make(), dim=0)
+    with pytest.raises(ValueError, match='"mean" or "sum"'):
+        Sketcher(make(), reduction="none")
+    with pytest.raises(ValueError, match='"2%"'):
+        Sketcher(make(), layers="most")
+    with pytest.raises(ValueError, match="no layer is left"):
+        Sketcher(make(), layers=lambda name, module: False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        Sketcher(make().requires_grad_(False))
+
+
+# torch.compile
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_whole(backend: str) -> None:
+    model = make()
+    batches = [data(6), data(6, 1), data(3, 2), data(9, 3)]
+    expected = [oracle(model, *batch) for batch in batches]
+    sketcher = Sketcher(model, exact=True)
+    forwards: list[int] = []
+    sketcher.on_forward = lambda: forwards.append(len(sketcher._log._finished))
+    run = torch.compile(model, fullgraph=True, backend=backend)
+    for (x, y), want in zip(batches, expected, strict=True):
+        F.cross_entropy(run(x), y).backward()
+        assert relative_error(sketcher.pop(), want) < 1e-5
+    assert forwards == [0] * len(batches)
+    with torch.no_grad():
+        run(x)
+    assert sketcher.pop_passes() == []
+
+
+def test_compiled_several_forwards_before_one_backward() -> None:
+    model = make()
+    batches = [data(6), data(4, 1)]
+    expected = [oracle(model, *batch) for batch in batches]
+    sketcher = Sketcher(model, exact=True)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    run(batches[0][0])  # its graph dies: it must not be counted
+    for _ in range(3):
+        sum(F.cross_entropy(run(x), y) for x, y in batches).backward()  # type: ignore[union-attr]
+        passes = sketcher.pop_passes()
+        assert [len(p) for p in passes] == [6, 4]
+        for got, want in zip(passes, expected, strict=True):
+            assert relative_error(got, want) < 1e-5
+
+
+def test_compiled_parameter_gradients_are_the_same() -> None:
+    plain, (x, y) = make(), data()
+    tapped = copy.deepcopy(plain)
+    Sketcher(tapped, layers="all")
+    for model in (plain, tapped):
+        torch._dynamo.reset()
+        F.cross_entropy(torch.compile(model, fullgraph=True, backend="aot_eager")(x), y).backward()
+    for a, b in zip(gradients(plain), gradients(tapped), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_compiled_submodule_in_an_eager_model() -> None:
+    model, (x, y) = make(), data()
+    expected = oracle(model, x, y)
+    sketcher = Sketcher(model, exact=True)
+    model.mix.compile(fullgraph=True, backend="aot_eager")
+    F.cross_entropy(model(x), y).backward()
+    assert relative_error(sketcher.pop(), expected) < 1e-5
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_attaching_after_a_compiled_call_is_refused(in_place: bool) -> None:
+    model, (x, _) = make(), data()
+    run = model if in_place else torch.compile(model, backend="aot_eager")
+    if in_place:
+        model.compile(backend="aot_eager")
+    run(x)
+    with pytest.raises(HooksNotTraced, match="attach first"):
+        Sketcher(run)
+    torch._dynamo.reset()
+    sketcher = Sketcher(run)
+    run(x).sum().backward()
+    assert len(sketcher.pop()) == 6
+
+
+def test_compiled_code_without_taps_is_noticed() -> None:
+    """A twin compiled first: dynamo would run the twin's code for both."""
+    torch.compile(make(), backend="aot_eager")(data()[0])
+    run = torch.compile(make(), backend="aot_eager")
+    try:
+        Sketcher(run)
+    except HooksNotTraced:
+        return
+    with pytest.raises(HooksNotTraced):
+        run(data()[0])
