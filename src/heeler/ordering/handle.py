@@ -183,8 +183,8 @@ class Handle:
             numbers["examples_with_sketch"] = float(np.mean(table.seen))
         solution = getattr(rule, "last_solution", None)
         if solution is not None:
-            numbers["herding_bound"] = float(solution.bound_after / table.scale)
-            numbers["herding_bound_random"] = float(solution.bound_random / table.scale)
+            numbers["herding_bound"] = float(solution.bound_after)
+            numbers["herding_bound_random"] = float(solution.bound_random)
             numbers["solve_seconds"] = float(solution.seconds)
             numbers["solve_passes"] = float(solution.passes)
         return numbers

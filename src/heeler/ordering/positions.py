@@ -32,6 +32,7 @@ class Positions:
         self._handed_out_before = 0  # batches, by the loader's count
         self._handed_out = start
         self._exhausted = False
+        self._last = length - batch_size + 1  # where the loader is not known, it may drop an incomplete last batch
 
     def walk(self, indices: np.ndarray) -> Iterator[Iterator[int]]:
         """Yield `indices[start:]`, (length,) int64, as Python integers, in iterators over a stretch each."""
@@ -98,7 +99,7 @@ class Positions:
         Inside the last batch's step the loader is still there; once its loop has ended it is gone or has shut down.
         (One with persistent workers shows no difference, and counts as over.)
         """
-        if not self._exhausted or self.trained < self.handed_out:
+        if not self._exhausted or self.trained < self._last:
             return False
         loader = self._loader() if self._loader is not None else None
         return (
@@ -130,6 +131,8 @@ class Positions:
             self._loader = weakref.ref(iterator)
             self._batch_size = size
             self._handed_out_before = iterator._num_yielded
+            dropped = (self.length - self.start) % size if getattr(iterator._index_sampler, "drop_last", False) else 0
+            self._last = self.length - dropped
 
 
 def _enclosing_loader_iterator() -> Any | None:

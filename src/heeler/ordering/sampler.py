@@ -88,7 +88,7 @@ class Sampler(DistributedSampler[Any]):
         self.positions = self._positions()
         self.collector: Any = None
         """The handle that `attach` made; it is asked for what the last backward left before an epoch is closed."""
-        self._resumed = False
+        self._resumed: Literal["", "in the middle", "at the end"] = ""
         self._asked_epoch: int | None = None
 
     # What loaders and training loops call
@@ -127,7 +127,7 @@ class Sampler(DistributedSampler[Any]):
                 "resuming from the sampler's small state alone: this epoch's order is a new, random one. "
                 "Save handle.state_dict() too, and load it first, to go on in the same order."
             )
-        self._resume_at(state["drawn"])
+        self._resume_at(state["drawn"], over=state["drawn"] == self.num_samples)
 
     # What the handle calls
 
@@ -176,7 +176,7 @@ class Sampler(DistributedSampler[Any]):
         self.turnover.load_state_dict(state)
         self.indices = self._deal()
         self.epoch = state["epoch"]
-        self._resume_at(self.num_samples if state["over"] else state["trained"])
+        self._resume_at(state["trained"], over=state["over"])
 
     # Epochs
 
@@ -185,26 +185,24 @@ class Sampler(DistributedSampler[Any]):
         if self.collector is not None:
             self.collector.collect()
         asked, self._asked_epoch = self._asked_epoch, None
-        if self._resumed:
-            self._resumed = False
-            start = self.positions.start
-            in_the_middle = start < self.num_samples or asked == self.epoch
-            if in_the_middle:
-                self.positions = self._positions(start)
-                return
+        resumed, self._resumed = self._resumed, ""
+        start = self.positions.start
+        # A state that was saved behind an epoch's loop starts the next epoch, unless the loop asks for the same again.
+        over = (resumed == "at the end" and asked != self.epoch) if resumed else self._was_used()
+        if over:
             self._turn_over()
-        elif self._was_used():
-            self._turn_over()
-        if asked is not None:
+            start = 0
+        if asked is not None and asked > self.epoch:
             self._skip_to_epoch(asked)
-        self.positions = self._positions()
+            start = 0
+        self.positions = self._positions(start)
 
     def _was_used(self) -> bool:
         """Whether the current order was trained on. One that was only looked at is given again."""
         drawn, start = self.positions.drawn, self.positions.start
         if self.collector is None:  # nobody counts backward passes: what was drawn counts as used
             return drawn > start
-        return self.positions.trained > 0 or drawn == self.num_samples
+        return self.positions.trained > start or drawn == self.num_samples
 
     def _turn_over(self) -> None:
         misfiled = self.positions.misfiled()
@@ -232,9 +230,9 @@ class Sampler(DistributedSampler[Any]):
     def _positions(self, start: int = 0) -> Positions:
         return Positions(self.num_samples, self.batch_size, start)
 
-    def _resume_at(self, position: int) -> None:
+    def _resume_at(self, position: int, *, over: bool) -> None:
         self.positions = self._positions(position)
-        self._resumed = True
+        self._resumed = "at the end" if over else "in the middle"
 
     def _make_rule(self) -> Rule:
         if not isinstance(self._order, str):

@@ -1,0 +1,51 @@
+"""A state carried over to a dataset that has grown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from heeler.ordering.tree import to_numpy, to_torch
+
+
+def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
+    """`handle.state_dict()` for a dataset that has grown to `examples`: the old ones first, the new ones behind them.
+
+    The new examples are put at random places of what is left of the epoch, and have no sketch yet. Works for `herd` and
+    for the orders without gradients; the online rules keep sums over an epoch of fixed length.
+    """
+    tree = to_numpy(state)
+    sampler = tree["sampler"]
+    old = sampler["examples"]
+    if examples < old:
+        raise ValueError(f"the state is of {old} examples, and cannot shrink to {examples}")
+    rule = sampler["rule"]
+    plain = {"rule", "order", "epoch", "screened", "seen", "rng", "table"}
+    if not rule.keys() <= plain or sampler["solved"]:
+        raise ValueError(
+            f"a state of the rule {rule['rule']!r} cannot grow in the middle of an epoch: start the larger dataset with "
+            "a new sampler, or use order='herd'"
+        )
+    trained = old if sampler["over"] else sampler["trained"]
+    done, rest = rule["order"][:trained], rule["order"][trained:]
+    rng = np.random.default_rng([old, examples])
+    places = np.sort(rng.integers(0, len(rest) + 1, examples - old))
+    new = rng.permutation(np.arange(old, examples, dtype=np.int64))
+    grown_rule = {**rule, "order": np.concatenate([done, np.insert(rest, places, new)])}
+    if len(rule["seen"]):
+        grown_rule["seen"] = _longer(rule["seen"], examples)
+    if "table" in rule:
+        table = rule["table"]
+        grown_rule["table"] = {
+            **table,
+            "rows": _longer(table["rows"], examples),
+            "seen": _longer(table["seen"], examples),
+        }
+    return dict(to_torch({**tree, "sampler": {**sampler, "examples": examples, "rule": grown_rule}}))
+
+
+def _longer(array: np.ndarray, length: int) -> np.ndarray:
+    grown = np.zeros((length, *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array
+    return grown
