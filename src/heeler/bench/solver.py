@@ -29,8 +29,8 @@ def bench_solver(
 
     Returns:
         pass_seconds, gather_sum_seconds and their ratio; solve_seconds of one solve of `passes` passes, its ratio to
-        the floor and the passes it walked; peak_memory_ratio, what the process held at most during the passes and solves
-        over what it held before (the table and its order), in tables, plus one.
+        the floor and the passes it walked; peak_memory_ratio, one plus what the process held at most during the passes
+        and solves beyond what it held before (the table and its order), in tables.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")

@@ -27,12 +27,12 @@ def frozen(array: Array) -> Array:
     return view
 
 
-def aligned(*shape: int) -> NDArray[np.float64]:
-    """Uninitialised float64 on cache-line boundaries: sums that straddle lines make a walk up to twice as slow."""
-    size = int(np.prod(shape)) * 8
+def aligned(*shape: int, dtype: Any = np.float64) -> Array:
+    """Uninitialised numbers on cache-line boundaries: sums that straddle lines make a walk up to twice as slow."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(np.float64).reshape(shape)
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def as_numpy(array: Any, what: str) -> Array:

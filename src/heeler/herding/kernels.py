@@ -7,8 +7,8 @@ Hence three things done throughout:
 - half-precision rows are read as bits and widened in the registers (`_narrow`: one instruction for sixteen);
 - each row is read once: a walk that balances an order also judges the order it walks (its largest prefix norm).
 
-All sums are float64: a million roundings in float32 would drown the bounds that are judged here, and since the loops
-wait for memory it costs next to nothing. `reassoc` and `contract` let sums be split over vector lanes; comparisons keep
+Sums are float64, but for the mean-centred walk over half-precision rows, which carry 11 bits: there float32 serves, at
+twice the speed, and `prefix_walk` has the last word on bounds. `reassoc` and `contract` let sums be split over vector lanes; comparisons keep
 their meaning (no `nnan`). Nothing here checks its input: that is done in `_validate`.
 """
 
@@ -21,6 +21,7 @@ from numba.extending import intrinsic, overload
 
 _MATH = {"reassoc", "contract", "nsz"}
 _COMPILE: dict[str, Any] = {"nogil": True, "cache": True, "fastmath": _MATH, "error_model": "numpy"}
+_DRIFT_STEPS = 64
 _LINE = 64  # bytes in a cache line
 _AHEAD_BYTES = 4096  # how far ahead of the walk rows are fetched: more than memory's latency, less than the L1 cache
 
@@ -128,51 +129,53 @@ def shard_means(table, order, offsets, means):
 
 
 @njit(**_COMPILE)
-def balance_walk(table, order, mean, following, running, prefix, batch_size):
+def balance_walk(table, order, mean, drift, following, running, prefix, batch_size):
     """One mean-centred balance pass; returns the largest ‖prefix‖² of `order` at batch boundaries and at the end.
 
-    With batch_size 0 nothing is judged.
-
-    table (N, K), order (N,), mean (K,), following (N,) is written; running and prefix (K,) are scratch, zeroed here.
+    table (N, K), order (N,), following (N,) is written; mean, drift, running and prefix (K,) all of the type that sums
+    are to have. drift is what rounding to that type took off the mean; it is given back to the prefix now and then, for
+    t times a rounding error is none. running and prefix are scratch, zeroed here. With batch_size 0 nothing is judged.
     The loop over k adds row t-1 with its sign and takes row t's inner product in one sweep.
     """
     size, dim, ahead = order.size, table.shape[1], _ahead(table)
-    front, back, worst, left = 0, size - 1, 0.0, batch_size
-    running[:] = 0.0
-    prefix[:] = 0.0
-    sign, last = 0.0, order[0]
+    front, back, left = 0, size - 1, batch_size
+    running[:] = 0
+    prefix[:] = 0
+    zero = running[0]
+    one = zero + types.float32(1.0)
+    worst, sign, last = zero, zero, order[0]
     for t in range(size):
         if t + ahead < size:
             _prefetch(table, order[t + ahead])
         row = order[t]
-        dot, norm = 0.0, 0.0
+        dot, norm = zero, zero
         if batch_size > 0:
             for k in range(dim):
-                r = running[k] + sign * (_value(table[last, k]) - mean[k])
+                r = running[k] + sign * (_narrow(table[last, k]) - mean[k])
                 running[k] = r
-                c = _value(table[row, k]) - mean[k]
+                c = _narrow(table[row, k]) - mean[k]
                 dot += r * c
                 p = prefix[k] + c
                 prefix[k] = p
                 norm += p * p
+            left -= 1
+            if left == 0 or t == size - 1:
+                left = batch_size
+                worst = max(worst, norm)
+            if t % _DRIFT_STEPS == _DRIFT_STEPS - 1:
+                for k in range(dim):
+                    prefix[k] -= types.float32(_DRIFT_STEPS) * drift[k]
         else:
             for k in range(dim):
-                r = running[k] + sign * (_value(table[last, k]) - mean[k])
+                r = running[k] + sign * (_narrow(table[last, k]) - mean[k])
                 running[k] = r
-                dot += r * (_value(table[row, k]) - mean[k])
-        if dot <= 0.0:
-            sign = 1.0
-            following[front] = row
-            front += 1
-        else:
-            sign = -1.0
-            following[back] = row
-            back -= 1
+                dot += r * (_narrow(table[row, k]) - mean[k])
+        plus = types.int64(dot <= zero)  # arithmetic, not a branch: it would be mispredicted every other time
+        sign = one if plus == 1 else -one
+        following[plus * front + (1 - plus) * back] = row
+        front += plus
+        back -= 1 - plus
         last = row
-        left -= 1
-        if left == 0 or t == size - 1:
-            left = batch_size
-            worst = max(worst, norm)
     return worst
 
 

@@ -109,33 +109,41 @@ def solve_with_report(
 def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[IntArray, float, float, float, int]:
     """(best order, squared bounds of the given, the best and the random order, passes walked).
 
-    A walk judges the order it starts from, so that a pass and its judging read the table once.
+    A walk judges the order it starts from, so that a pass and its judging read the table once. Where that judgement is
+    rounded (half precision) it chooses among passes only; who wins in the end `prefix_norms` decides.
     """
     group = sharing_groups(np.diff(problem.offsets), problem.table.shape[1])
     alone = group.size == 1
-    best = problem.shuffled(rng)
-    bound_random = bound_best = problem.prefix_norms(best)[1]
-    current, following = problem.order.copy(), np.empty_like(problem.order)
-    bound_given, idle, walked = math.inf, 0, 0
+    random = problem.shuffled(rng)
+    bound_random = problem.prefix_norms(random)[1]
+    current, following, best = problem.order.copy(), np.empty_like(problem.order), problem.order
+    bound_given = bound_best = math.inf
+    idle = walked = 0
     while walked < passes and idle < PATIENCE and bound_best > 0:
         bound = problem.balance(current, following) if alone else problem.pair_balance(current, following, group)
         walked += 1
         if walked == 1:
-            bound_given = bound
-        idle = 0 if bound < PROGRESS**2 * bound_best else idle + 1
-        if bound <= bound_best:
+            bound_given = bound_best = bound
+        elif bound < bound_best:
+            idle = 0 if bound < PROGRESS**2 * bound_best else idle + 1
+            best = current.copy() if best is problem.order else best
             np.copyto(best, current)
             bound_best = bound
-        elif walked == 1 and bound > 4 * bound_random:
+        else:
+            idle += 1
+        if walked == 1 and bound > 4 * bound_random:
             # A pass halves the bound (a quarter squared), so a random start is worth more than the pass just walked.
-            np.copyto(following, best)
+            np.copyto(following, random)
         current, following = following, current
-    if walked:
-        bound = problem.prefix_norms(current)[1]
-        if bound < bound_best:
-            best, bound_best = current, bound
-    else:
+    finalists = [(bound_random, random), (problem.prefix_norms(current)[1], current)]
+    if best is not problem.order:
+        rounded = alone and problem.table.dtype == np.uint16
+        finalists.append((problem.prefix_norms(best)[1] if rounded else bound_best, best))
+    bound_best, best = min(finalists, key=lambda finalist: finalist[0])
+    if bound_best > PROGRESS**2 * bound_given:  # too close for a rounded judgement
         bound_given = problem.prefix_norms(problem.order)[1]
+        if bound_given <= bound_best:
+            bound_best, best = bound_given, problem.order.copy()
     return best, bound_given, bound_best, bound_random, walked
 
 
@@ -143,8 +151,8 @@ def sharing_groups(sizes: IntArray, dim: int) -> IntArray:
     """Which workers' pairs are balanced against one running sum: (n,) group numbers, 0 for all where sizes are equal.
 
     A worker of m examples puts pair i at position i and, from the end, at m − 1 − i. Workers of equal size agree on
-    both. Those of unequal size agree on the first only, and a shared sum leaves their second halves unbalanced, by about
-    √(workers · difference in pairs) vectors; a sum of their own costs about √dim vectors, the floor of balancing. So
+    both. Those of unequal size agree on the first only, and a shared sum leaves their second halves unbalanced, by
+    about √(workers · difference in pairs) vectors; a sum of their own costs about √dim vectors, the floor of balancing. So
     workers of like size share as long as the former is the smaller. Measured (64 workers of 500 to 530, 64 numbers):
     largest prefix norm 170 with one sum for all, 152 by exact size, 106 so; 293 with a sum each.
     """

@@ -10,7 +10,10 @@ import numpy as np
 from heeler.herding import _validate as check
 from heeler.herding._validate import Array, IntArray, NonFinite
 from heeler.herding.rules.base import BaseRule
-from heeler.herding.solver import PASSES, Solution, solve_with_report
+from heeler.herding.solver import Solution, solve_with_report
+
+HERD_PASSES = 16
+"""At most. Ten come within a tenth or so of where passes stop helping, and a solve ends by itself when they do."""
 
 
 class Table(Protocol):
@@ -107,7 +110,7 @@ class Herd(TabledRule):
         batch_size: int = 1,
         shard_sizes: Sequence[int] | None = None,
         table: Table | None = None,
-        passes: int = PASSES,
+        passes: int = HERD_PASSES,
     ) -> None:
         options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "shard_sizes": shard_sizes}
         super().__init__(examples, dim, table=table, **options)
