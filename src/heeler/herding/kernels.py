@@ -8,8 +8,8 @@ Hence three things done throughout:
 - each row is read once: a walk that balances an order also judges the order it walks (its largest prefix norm).
 
 Sums are float64, but for the mean-centred walk over half-precision rows, which carry 11 bits: there float32 serves, at
-twice the speed, and `prefix_walk` has the last word on bounds. `reassoc` and `contract` let sums be split over vector lanes; comparisons keep
-their meaning (no `nnan`). Nothing here checks its input: that is done in `_validate`.
+twice the speed, and `prefix_walk` has the last word on bounds. `reassoc` and `contract` let sums be split over vector
+lanes; comparisons keep their meaning (no `nnan`). Nothing here checks its input: that is done in `_validate`.
 """
 
 from typing import Any

@@ -152,8 +152,8 @@ def sharing_groups(sizes: IntArray, dim: int) -> IntArray:
 
     A worker of m examples puts pair i at position i and, from the end, at m − 1 − i. Workers of equal size agree on
     both. Those of unequal size agree on the first only, and a shared sum leaves their second halves unbalanced, by
-    about √(workers · difference in pairs) vectors; a sum of their own costs about √dim vectors, the floor of balancing. So
-    workers of like size share as long as the former is the smaller. Measured (64 workers of 500 to 530, 64 numbers):
+    about √(workers · difference in pairs) vectors; a sum of their own costs about √dim vectors, the floor of balancing.
+    So workers of like size share as long as the former is the smaller. Measured (64 workers of 500 to 530, 64 numbers):
     largest prefix norm 170 with one sum for all, 152 by exact size, 106 so; 293 with a sum each.
     """
     pairs = sizes // 2

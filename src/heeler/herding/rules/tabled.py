@@ -23,9 +23,14 @@ class Table(Protocol):
     """(N, K) float16, float32 or float64."""
     seen: Any
     """(N,) bool: which rows hold a vector."""
+    dropped: int
+    """Vectors refused because they were not finite."""
 
-    def put(self, indices: Any, vectors: Any) -> None:
-        """Store vectors (b, K) as rows `indices` (b,); of two with the same index the later counts."""
+    def put(self, indices: Any, vectors: Any, /) -> None:
+        """Store copies of vectors (b, K) as rows `indices` (b,); of two with the same index the later counts."""
+
+    def flush(self) -> None:
+        """Wait for vectors under way from a device."""
 
 
 class TabledRule(BaseRule):
@@ -57,11 +62,19 @@ class TabledRule(BaseRule):
         self.table: Any = table
 
     def observe(self, indices: Any, vectors: Any) -> None:
-        """See `Rule.observe`. An example seen twice keeps its newest vector."""
+        """See `Rule.observe`. An example seen twice keeps its newest vector; vectors may be on a device."""
         rows = self._rows(indices)
-        rows, floats = self._finite(rows, self._floats(vectors, rows.size))
-        if rows.size:
-            self.table.put(rows, floats)
+        if rows.size == 0:
+            return
+        if tuple(vectors.shape) != (rows.size, self.dim):
+            raise ValueError(f"vectors must have shape {(rows.size, self.dim)}, got {tuple(vectors.shape)}")
+        self.table.put(rows, vectors)
+        self.screened = int(self.table.dropped)
+
+    def _receive(self) -> None:
+        """Wait for vectors under way. Not part of a solve, which may run in a thread while others are put."""
+        self.table.flush()
+        self.screened = int(self.table.dropped)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Rule.state_dict`; with the table if the rule made it."""
@@ -82,10 +95,9 @@ class TabledRule(BaseRule):
         return self.order[known], [int(np.count_nonzero(known[shard])) for shard in self._shards()]
 
     def _without_nonfinite(self, order: IntArray, sizes: list[int]) -> tuple[IntArray, list[int]]:
-        """Leave out rows that are not finite in the table: vectors too large for half precision become infinite."""
+        """Leave out rows that are not finite in a table that let them in; they count as not seen."""
         bad = check.nonfinite_rows(check.as_numpy(self.table.rows, "rows"))
         keep = ~np.isin(order, bad)
-        self.screened += int(keep.size - np.count_nonzero(keep))
         parts = np.split(keep, np.cumsum(sizes)[:-1])
         return order[keep], [int(np.count_nonzero(part)) for part in parts]
 
@@ -120,7 +132,7 @@ class Herd(TabledRule):
         """Bounds, passes and seconds of the last solve; its order holds the examples that had vectors."""
 
     def solve(self) -> Solution | None:
-        """Order the examples that have vectors; None if there are none. Changes nothing but `screened`."""
+        """Order the examples that have vectors; None if there are none. Changes nothing."""
         order, sizes = self._known()
         if order.size == 0:
             return None
@@ -144,6 +156,7 @@ class Herd(TabledRule):
 
     def next_order(self) -> IntArray:
         """See `Rule.next_order`."""
+        self._receive()
         return self.commit(self.solve())
 
     def _solve(self, order: IntArray, sizes: list[int]) -> Solution:
@@ -194,6 +207,7 @@ class Greedy(TabledRule):
             )
 
     def _close(self) -> IntArray:
+        self._receive()
         order, sizes = self._known()
         order, sizes = self._without_nonfinite(order, sizes)
         rows = check.as_numpy(self.table.rows, "rows")

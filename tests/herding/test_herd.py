@@ -1,0 +1,89 @@
+"""The table and the solver together."""
+
+import threading
+
+import numpy as np
+
+from heeler.herding import herding_bound, make_rule, parallel_herding_bound, solve
+from heeler.sketch.table import SketchTable
+
+
+def test_herd_is_a_solve_of_its_table():
+    rng = np.random.default_rng(0)
+    table = rng.integers(-3, 4, (200, 6)).astype(np.float32)
+    rule = make_rule("herd", 200, 6, passes=10, batch_size=4)
+    first = rule.order.copy()
+    rule.observe(first, table[first])
+    rule.next_order()
+    after = herding_bound(table, rule.order, batch_size=4).two
+    assert after == rule.last_solution.bound_after or abs(after - rule.last_solution.bound_after) < 1e-6
+    assert rule.last_solution.bound_before > rule.last_solution.bound_after
+    assert abs(after - herding_bound(table, solve(table, first, batch_size=4), batch_size=4).two) < 1e-6
+
+
+def test_unseen_examples_keep_their_last_vector_or_get_random_places():
+    rng = np.random.default_rng(1)
+    table = rng.standard_normal((60, 4)).astype(np.float32)
+    rule = make_rule("herd", 60, 4, shard_sizes=[25, 35])
+    seen = np.arange(10, 45)
+    rule.observe(seen, table[seen])
+    order = rule.next_order()
+    assert set(rule.last_solution.order) == set(seen)
+    kept = order[np.isin(order, seen)]
+    np.testing.assert_array_equal(kept, rule.last_solution.order)
+    places = [np.flatnonzero(~np.isin(make_run(seed, table, seen), seen)) for seed in range(30)]
+    assert len({tuple(p) for p in places}) > 25
+    assert abs(np.mean(places) - 29.5) < 3  # anywhere, not all at an end
+    rule.observe(np.arange(10), table[:10])
+    rule.next_order()
+    assert set(rule.last_solution.order) == set(range(45))
+
+
+def make_run(seed, table, seen):
+    rule = make_rule("herd", 60, 4, seed=seed)
+    rule.observe(seen, table[seen])
+    return rule.next_order()
+
+
+def test_nothing_seen_at_all():
+    rule = make_rule("herd", 10, 2)
+    np.testing.assert_array_equal(np.sort(rule.next_order()), np.arange(10))
+    assert rule.last_solution is None
+
+
+def test_a_solve_leaves_no_trace_and_may_run_in_a_thread():
+    rng = np.random.default_rng(2)
+    table = rng.standard_normal((300, 5)).astype(np.float32)
+    rule, twin = (make_rule("herd", 300, 5, seed=3) for _ in range(2))
+    for one in (rule, twin):
+        one.observe(np.arange(250), table[:250])
+    found = []
+    thread = threading.Thread(target=lambda: found.append(rule.solve()))
+    thread.start()
+    thread.join()
+    rule.solve()
+    np.testing.assert_array_equal(rule.commit(found[0]), twin.next_order())
+
+
+def test_a_table_of_the_callers_is_used_and_not_saved():
+    table = SketchTable(40, 3, np.float32)
+    rule = make_rule("herd", 40, 3, table=table, shard_sizes=[20, 20])
+    vectors = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    table.put(np.arange(40), vectors)
+    before = parallel_herding_bound(vectors, rule.order, shard_sizes=[20, 20]).two
+    rule.next_order()
+    assert parallel_herding_bound(vectors, rule.order, shard_sizes=[20, 20]).two < before
+    assert "table" not in rule.state_dict()
+    assert abs(rule.last_solution.bound_before - before) < 1e-4
+
+
+def test_batch_size_may_change_between_epochs():
+    vectors = np.random.default_rng(0).standard_normal((256, 8)).astype(np.float32)
+    rules = [make_rule("herd", 256, 8, seed=1) for _ in range(2)]
+    rules[1].batch_size = 32
+    for rule in rules:
+        rule.observe(np.arange(256), vectors)
+        rule.next_order()
+    fine, coarse = (herding_bound(vectors, rule.order, batch_size=32).two for rule in rules)
+    assert coarse <= fine
+    assert rules[1].last_solution.bound_before < rules[0].last_solution.bound_before
