@@ -144,6 +144,34 @@ def test_cross_attention_of_unequal_lengths() -> None:
     check(Cross(), torch.randn(BATCH, 5, 6))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}]
+)
+@pytest.mark.parametrize("read", ["output", "state"])
+def test_recurrent(kind: type[nn.Module], options: dict[str, object], read: str) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = kind(3, 4, **options)  # type: ignore[call-arg]
+
+        def forward(self, x: Tensor) -> Tensor:
+            out, state = self.inner(x)
+            if read == "output":
+                return out  # type: ignore[no-any-return]
+            state = state[0] + 2 * state[1] if kind is nn.LSTM else state
+            last = state.transpose(0, 1).flatten(1)  # (B, runs · h)
+            return last if options.get("batch_first") else last[None]
+
+    batch_first = bool(options.get("batch_first"))
+    check(Recurrent(), torch.randn((BATCH, 6, 3) if batch_first else (6, BATCH, 3)), batch_dim=0 if batch_first else 1)
+
+
+def test_recurrent_dropout_is_left_out_with_a_reason() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 4, num_layers=2, dropout=0.5))
+    assert "dropout" in Sketcher(model, exact=True).coverage.left_out["1.weight_ih_l0"]
+
+
 def test_transformers_conv1d_is_found_by_name() -> None:
     def forward(self: nn.Module, x: Tensor) -> Tensor:
         return x @ self.weight + self.bias  # type: ignore[operator]

@@ -226,7 +226,7 @@ def measure_overhead(
         "coverage": {
             "tapped": len(sketcher.coverage.covered),
             "of_parameters": coverage.share_of_parameters,
-            "of_gradient": step_of["heeler"].share(),  # type: ignore[attr-defined]
+            "of_gradient": step_of["heeler"].share(),
         },
         "steps": count * blocks,
     }

@@ -42,9 +42,10 @@ def refuse_if_called(model: nn.Module) -> None:
 
 
 def _entry_codes(model: Any) -> list[Any]:
-    """The code objects at which dynamo enters a compiled module."""
-    entry = getattr(model, "forward", None) if hasattr(model, "_orig_mod") else model._compiled_call_impl
-    codes = []
+    """The code objects at which dynamo may have entered this module: its wrapper's, or its own forward."""
+    root = getattr(model, "_orig_mod", model)
+    entry = model.forward if root is not model else model._compiled_call_impl
+    codes = [root.forward.__code__] if hasattr(root.forward, "__code__") else []
     while entry is not None:
         code = getattr(entry, "__code__", None)
         if code is not None:

@@ -61,7 +61,8 @@ class PassLog:
         self.running = False
         """A root forward is under way."""
         self.slots: list[Slot] = []
-        self.capacity = 0
+        self.capacity = "0"
+        """Rows of the slots' leaves; a string, since torch.compile would turn a number that changes into a symbol."""
         self.depth = 0
         """Slots taken by compiled forwards since the last gradient."""
         self._finished: list[Pass] = []
@@ -91,7 +92,7 @@ class PassLog:
 
     def arm(self, capacity: int, device: torch.device) -> None:
         """Put a fresh leaf of `capacity` rows into every slot."""
-        self.capacity, self.device = capacity, device
+        self.capacity, self.device = str(capacity), device
         self.slots = [self._slot(capacity, device, dense=True) for _ in range(SLOTS)]
         self.depth = 0
 
@@ -123,7 +124,7 @@ class PassLog:
         grad, leaf.grad = leaf.grad, None
         if self.depth > 0 and self.slots:  # compiled forwards: tell of them now, before any of their sketches shows
             taken, self.depth = self.depth, 0
-            self.arm(self.capacity, leaf.device)
+            self.arm(int(self.capacity), leaf.device)
             for _ in range(taken):
                 if self.on_forward is not None:
                     self.on_forward()

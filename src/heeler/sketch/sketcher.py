@@ -182,10 +182,10 @@ class Sketcher:
             return
         batch, device = self._batch_size(args, kwargs)
         if torch.compiler.is_compiling():
-            capacity = log.capacity
+            armed = capacity = int(log.capacity)
             while batch > capacity:
                 capacity = max(8, 2 * capacity)
-            if capacity > log.capacity or device != log.device:
+            if capacity > armed or device != log.device:
                 compiled.prepare(self, capacity, device)
             log.open_traced(batch)
         else:

@@ -1,0 +1,123 @@
+"""torch.compile: the taps inside the graph, and an error wherever they would be missing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from heeler.sketch import Sketcher
+from heeler.sketch.compiled import HooksNotTraced
+
+from .nets import data, make, oracle
+from .oracle import gradients, relative_error
+
+# The compiler's own doing: it makes an instance of every autograd.Function, reads .grad of its inputs, uses torch.jit.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("kind", ["own class", "nn.Sequential"])
+def test_compiled_whole(kind: str) -> None:
+    """dynamo traces the root's hooks with the forward of torch's own containers, and by themselves otherwise."""
+    model: nn.Module = make() if kind == "own class" else nn.Sequential(nn.Flatten(), nn.Linear(32, 4), nn.Linear(4, 3))
+    batches = [data(6), data(6, 1), data(3, 2), data(9, 3)]
+    expected = [oracle(model, *batch) for batch in batches]
+    sketcher = Sketcher(model, exact=True)
+    forwards: list[int] = []
+    sketcher.on_forward = lambda: forwards.append(len(sketcher._log._finished))
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for (x, y), want in zip(batches, expected, strict=True):
+        F.cross_entropy(run(x), y).backward()
+        assert relative_error(sketcher.pop(), want) < 1e-5
+    assert forwards == [0] * len(batches)
+    with torch.no_grad():
+        run(x)
+    assert sketcher.pop_passes() == []
+
+
+def test_inductor() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
+    x, y = torch.randn(6, 4), torch.randint(3, (6,))
+    expected = oracle(model, x, y)
+    sketcher = Sketcher(model, exact=True)
+    run = torch.compile(model, fullgraph=True)
+    for _ in range(2):
+        F.cross_entropy(run(x), y).backward()
+        assert relative_error(sketcher.pop(), expected) < 1e-5
+
+
+def test_compiled_several_forwards_before_one_backward() -> None:
+    model = make()
+    batches = [data(6), data(4, 1)]
+    expected = [oracle(model, *batch) for batch in batches]
+    sketcher = Sketcher(model, exact=True)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    run(batches[0][0])  # its graph dies: it must not be counted
+    for _ in range(3):
+        sum(F.cross_entropy(run(x), y) for x, y in batches).backward()  # type: ignore[union-attr]
+        passes = sketcher.pop_passes()
+        assert [len(p) for p in passes] == [6, 4]
+        for got, want in zip(passes, expected, strict=True):
+            assert relative_error(got, want) < 1e-5
+
+
+def test_compiled_parameter_gradients_are_the_same() -> None:
+    plain, (x, y) = make(), data()
+    tapped = copy.deepcopy(plain)
+    Sketcher(tapped, layers="all")
+    for model in (plain, tapped):
+        torch._dynamo.reset()
+        F.cross_entropy(torch.compile(model, fullgraph=True, backend="aot_eager")(x), y).backward()
+    for a, b in zip(gradients(plain), gradients(tapped), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_compiled_submodule_in_an_eager_model() -> None:
+    model, (x, y) = make(), data()
+    expected = oracle(model, x, y)
+    sketcher = Sketcher(model, exact=True)
+    model.mix.compile(fullgraph=True, backend="aot_eager")
+    F.cross_entropy(model(x), y).backward()
+    assert relative_error(sketcher.pop(), expected) < 1e-5
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_attaching_after_a_compiled_call_is_refused(in_place: bool) -> None:
+    model, (x, _) = make(), data()
+    run = model if in_place else torch.compile(model, backend="aot_eager")
+    if in_place:
+        model.compile(backend="aot_eager")
+    run(x)
+    with pytest.raises(HooksNotTraced, match="attach first"):
+        Sketcher(run)
+    torch._dynamo.reset()
+    sketcher = Sketcher(run)
+    run(x).sum().backward()
+    assert len(sketcher.pop()) == 6
+
+
+def test_compiled_code_without_taps_is_noticed() -> None:
+    """A twin compiled first: dynamo would run the twin's code for both."""
+    torch.compile(make(), backend="aot_eager")(data()[0])
+    run = torch.compile(make(), backend="aot_eager")
+    try:
+        Sketcher(run)
+    except HooksNotTraced:
+        return
+    with pytest.raises(HooksNotTraced):
+        run(data()[0])
