@@ -1,0 +1,121 @@
+"""Curves, drawn so that they can be read in grey, by any eyes, and without a legend to look things up in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from heeler.experiments.summary import Floats, Line, Summary
+from heeler.experiments.tasks import get_task
+
+# Okabe and Ito's colours, told apart with any colour vision. Known rules keep theirs from chart to chart.
+COLOURS = {"random": "#7f7f7f", "id-grab": "#E69F00", "cd-grab": "#0072B2", "herd": "#D55E00"}
+OTHERS = ("#009E73", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
+DASHES = ("-", "--", "-.", ":")
+NAMES = {
+    "suboptimality": "distance from the optimum, f(w) − f*",
+    "train_loss": "training loss",
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "test_perplexity": "test perplexity",
+    "test_smape": "test SMAPE, %",
+}
+
+
+def draw(summaries: Sequence[Summary], target: Path | BinaryIO, *, by_time: bool = True, title: str = "") -> None:
+    """A row of panels a task: the curve by epoch, by training seconds, and the test metric. PNG."""
+    plt = _pyplot()
+    columns = 3 if by_time else 2
+    figure, grid = plt.subplots(
+        len(summaries), columns, figsize=(5.2 * columns, 3.9 * len(summaries)), layout="constrained", squeeze=False
+    )
+    for row, summary in zip(grid, summaries, strict=True):
+        panels = [("epoch", summary.quantity), ("epoch", summary.metric)]
+        if by_time:
+            panels.insert(1, ("seconds", summary.quantity))
+        for axes, (x, y) in zip(row, panels, strict=True):
+            panel(axes, summary.lines, x, y)
+        row[0].set_title(get_task(summary.task).summary, loc="left", fontweight="bold")
+    if title:
+        figure.suptitle(title)
+    figure.canvas.draw()
+    for axes in grid.flat:
+        _name_lines(axes)
+    figure.savefig(target, dpi=140, format="png")
+    plt.close(figure)
+
+
+def panel(axes: Any, lines: Sequence[Line], x: str, y: str) -> None:
+    """One chart: the mean over seeds, with all seeds between the shaded edges."""
+    logarithmic = _spans_decades(lines, y)
+    for number, line in enumerate(lines):
+        colour, dash = style(line.name, number)
+        seeds = line.all_seeds(y)
+        seeds = np.where(np.isfinite(seeds), seeds, np.nan)
+        mean, low, high = seeds.mean(axis=0), seeds.min(axis=0), seeds.max(axis=0)
+        along: Floats = line.seconds() if x == "seconds" else np.arange(mean.size, dtype=float)
+        skip = 0 if y == "suboptimality" else 1  # before training a loss is so large that nothing else could be seen
+        axes.plot(along[skip:], mean[skip:], color=colour, linestyle=dash, linewidth=2, label=line.name)
+        if len(line.results) > 1:
+            axes.fill_between(along[skip:], low[skip:], high[skip:], color=colour, alpha=0.15, linewidth=0)
+    axes.set(xlabel="training seconds" if x == "seconds" else "epoch", ylabel=NAMES.get(y, y))
+    if logarithmic:
+        axes.set_yscale("log")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _spans_decades(lines: Sequence[Line], y: str) -> bool:
+    """Whether a logarithmic scale is called for: a distance from the optimum, or a loss that falls to a fifth."""
+    if y == "suboptimality":
+        return True
+    if not y.endswith("loss"):
+        return False
+    values = np.concatenate([line.mean(y)[1:] for line in lines])
+    values = values[np.isfinite(values)]
+    return bool(values.size and values.min() > 0 and values.max() > 5 * values.min())
+
+
+def style(name: str, number: int) -> tuple[str, str]:
+    """A line's colour and dash: a rule's own, or one after the other."""
+    if name in COLOURS:
+        return COLOURS[name], "-"
+    return OTHERS[number % len(OTHERS)], DASHES[(number // len(OTHERS)) % len(DASHES)]
+
+
+def _name_lines(axes: Any, gap: float = 14.0, width: float = 60.0) -> None:
+    """Write each line's name at its end; names that would cover one another are set one above the other."""
+    to_pixels, to_data = axes.transData, axes.transData.inverted()
+    ends = []
+    for line in axes.get_lines():
+        x, y = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
+        finite = np.flatnonzero(np.isfinite(y))
+        if finite.size:
+            ends.append((to_pixels.transform((x[finite[-1]], y[finite[-1]])), line))
+    placed: list[tuple[float, float]] = []
+    for (x, y), line in sorted(ends, key=lambda end: float(end[0][1])):
+        height = y
+        for other_x, other_height in placed:  # in rising order
+            if abs(other_x - x) < width and abs(other_height - height) < gap:
+                height = other_height + gap
+        placed.append((x, height))
+        right, up = to_data.transform((x + 6, height)).tolist()
+        axes.annotate(
+            str(line.get_label()), (right, up), color=line.get_color(), va="center", fontsize=9, fontweight="bold",
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("charts need matplotlib: pip install 'heeler[cli]'", name="matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

@@ -1,0 +1,102 @@
+"""What one run is: a task, a rule, a seed and every setting, in one value that goes to JSON and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from heeler.herding import rule_names
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run. Two runs that differ in `rule` alone start from the same weights and have the same budget."""
+
+    task: str
+    rule: str
+    seed: int = 0
+    label: str = ""
+    """What tables and charts call it; runs with one label are seeds of one line. Empty: the rule's name."""
+    epochs: int = 20
+    batch_size: int = 16
+    """Examples of one worker in a step."""
+    workers: int = 1
+    shards: str = "global"
+    """"global": one order over all examples, dealt out to the workers; "local": each worker orders its own part."""
+    sorted_shards: bool = False
+    """Cut the shards from the examples sorted by label, so that the workers' data differ as much as they can."""
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    decay_every: int = 0
+    """Epochs after which the learning rate is multiplied by `decay`; 0: never."""
+    decay: float = 0.1
+    clip: float = 0.0
+    """Largest norm of a step's gradient; 0: no clipping."""
+    dim: int = 256
+    exact: bool | None = None
+    """Full gradients instead of sketches; None: as the task says for published rules, sketches for the others."""
+    passes: int | None = None
+    """Balance passes in a solve of `herd`; None: the rule's default."""
+    layers: str = "all"
+    """Layers that are tapped: "all", a budget such as "2%", or "name:PREFIX" for modules whose name starts so."""
+    device: str = "cpu"
+    options: dict[str, Any] = field(default_factory=dict)
+    """The task's own: limit, dropout, augment."""
+    bounds: bool = False
+    """Measure every epoch's herding bound, on taps that then `random` has too; costs time, so not for timings."""
+
+    def __post_init__(self) -> None:
+        if self.rule not in rule_names():
+            raise ValueError(f"there is no rule {self.rule!r}: choose among {', '.join(rule_names())}")
+        if self.shards not in ("global", "local"):
+            raise ValueError(f'shards must be "global" or "local", not {self.shards!r}')
+        if self.optimizer not in ("sgd", "adamw"):
+            raise ValueError(f'optimizer must be "sgd" or "adamw", not {self.optimizer!r}')
+        for name in ("epochs", "batch_size", "workers", "dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be positive, not {self.lr}")
+
+    @property
+    def name(self) -> str:
+        """The line in tables and charts that this run belongs to."""
+        return self.label or self.rule
+
+    @property
+    def step(self) -> int:
+        """Examples in a step of all workers together."""
+        return self.workers * self.batch_size
+
+    @property
+    def key(self) -> str:
+        """A file name: readable, and different for different settings."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
+        readable = "".join(c if c.isalnum() or c in "-." else "_" for c in f"{self.task}-{self.name}")
+        return f"{readable}-{self.seed}-{digest}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, settings: dict[str, Any]) -> Run:
+        """The run that `to_json` described; a setting that does not exist is an error, not ignored."""
+        return cls(**checked(settings))
+
+    def but(self, **changes: Any) -> Run:
+        """The same run with some settings changed."""
+        return replace(self, **checked(changes))
+
+
+def checked(settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings`, if every name in it is one."""
+    known = {f.name for f in fields(Run)}
+    unknown = sorted(settings.keys() - known)
+    if unknown:
+        raise ValueError(f"no such setting: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    return settings

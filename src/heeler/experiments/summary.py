@@ -1,0 +1,129 @@
+"""From runs to the numbers of a table: means over seeds with their spread, and when random's final loss is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heeler.experiments.records import Result
+from heeler.experiments.tasks import get_task
+
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Line:
+    """All seeds of one rule (or of one label) on one task."""
+
+    name: str
+    results: list[Result]
+
+    def all_seeds(self, key: str) -> Floats:
+        """(seeds, epochs + 1); a run that diverged goes on at infinity."""
+        rows = [r.series(key) for r in self.results]
+        longest = max(map(len, rows))
+        return np.array([row + [np.inf] * (longest - len(row)) for row in rows])
+
+    def mean(self, key: str) -> Floats:
+        """(epochs + 1,) over seeds."""
+        return self.all_seeds(key).mean(axis=0)
+
+    def seconds(self) -> Floats:
+        """(epochs + 1,) training time up to each epoch, the mean over seeds."""
+        return self.all_seeds("train_seconds").mean(axis=0)
+
+    @property
+    def seconds_an_epoch(self) -> float:
+        """The median over seeds and epochs, which a hiccup of the machine does not move."""
+        return float(np.median(np.diff(self.all_seeds("train_seconds"), axis=1)))
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    name: str
+    seeds: int
+    loss_at: dict[int, tuple[float, float]]
+    """Epoch → mean and sample standard deviation over seeds of the curve's quantity."""
+    epochs_to_target: int | None
+    seconds_to_target: float | None
+    metric: tuple[float, float]
+    """Final test metric: mean and standard deviation."""
+    seconds_an_epoch: float
+    eval_seconds: float
+    diverged: int
+
+
+@dataclass
+class Summary:
+    """One task's table."""
+
+    task: str
+    quantity: str
+    metric: str
+    target: float | None
+    """The baseline's final value, which the others are timed to; the mean over seeds."""
+    baseline: str | None
+    lines: list[Line]
+    rows: list[Row]
+
+
+def group(results: Sequence[Result]) -> dict[str, list[Line]]:
+    """Task → lines, in the order in which they came."""
+    tasks: dict[str, dict[str, list[Result]]] = {}
+    for result in results:
+        tasks.setdefault(result.run.task, {}).setdefault(result.run.name, []).append(result)
+    return {task: [Line(name, runs) for name, runs in lines.items()] for task, lines in tasks.items()}
+
+
+def summarise(task: str, lines: list[Line], baseline: str = "random") -> Summary:
+    """The table of one task. Without a line called `baseline` there is no target."""
+    quantity = curve_quantity(task)
+    metric = get_task(task).metric
+    base = next((line for line in lines if line.name == baseline), None)
+    target = float(base.mean(quantity)[-1]) if base is not None else None
+    rows = [_row(line, quantity, metric, target) for line in lines]
+    return Summary(task, quantity, metric, target, baseline if base is not None else None, lines, rows)
+
+
+def curve_quantity(task: str) -> str:
+    """What a task's curves show: the distance from the optimum where that is known, else the training loss."""
+    return "suboptimality" if get_task(task).convex else "train_loss"
+
+
+def shown_epochs(epochs: int) -> list[int]:
+    """The epochs that a table has columns for: few at first, the last always."""
+    wanted = {1, 2, 5, 10, 20, 30, 50, 100, 200, epochs}
+    return sorted(e for e in wanted if e <= epochs)
+
+
+def first_reached(curve: Floats, target: float) -> int | None:
+    """The first epoch after which the curve is no higher than the target; epoch 0, before training, does not count."""
+    reached = np.flatnonzero(curve[1:] <= target)
+    return int(reached[0]) + 1 if reached.size else None
+
+
+def _row(line: Line, quantity: str, metric: str, target: float | None) -> Row:
+    values, measures = line.all_seeds(quantity), line.all_seeds(metric)
+    reached = None if target is None else first_reached(values.mean(axis=0), target)
+    return Row(
+        name=line.name,
+        seeds=len(line.results),
+        loss_at={e: _spread(values[:, e]) for e in shown_epochs(values.shape[1] - 1)},
+        epochs_to_target=reached,
+        seconds_to_target=None if reached is None else float(line.seconds()[reached]),
+        metric=_spread(measures[:, -1]),
+        seconds_an_epoch=line.seconds_an_epoch,
+        eval_seconds=float(np.mean([r.end["eval_seconds"] for r in line.results])),
+        diverged=sum(bool(r.end["diverged"]) for r in line.results),
+    )
+
+
+def _spread(values: Floats) -> tuple[float, float]:
+    if not np.isfinite(values).all():
+        return float("inf"), float("nan")
+    return float(values.mean()), float(values.std(ddof=1)) if values.size > 1 else 0.0

@@ -1,0 +1,87 @@
+"""A summary as a table on the terminal, or as plain numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from heeler.experiments.summary import Row, Summary
+from heeler.experiments.tasks import get_task
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """The curve's quantity by epoch, epochs and seconds to the baseline's final value, the test metric."""
+    from rich import box
+    from rich.table import Table
+
+    title = f"{get_task(summary.task).summary}: {summary.quantity.replace('_', ' ')} after epoch …, mean ± s.d."
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("", no_wrap=True, min_width=max(len(row.name) for row in summary.rows))
+    epochs = sorted({e for row in summary.rows for e in row.loss_at})
+    epochs = epochs[-2:] if console.width < 96 else epochs[-4:] if console.width < 140 else epochs
+    baseline = summary.baseline or "baseline"
+    heads = [*map(str, epochs), f"epochs / s to\n{baseline}'s last", summary.metric.replace("_", "\n"), "s an\nepoch"]
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in summary.rows:
+        cells = [short(*row.loss_at[e]) if e in row.loss_at else "" for e in epochs]
+        table.add_row(row.name, *cells, reached(row), metric(summary.metric, row), f"{row.seconds_an_epoch:.3f}")
+    console.print(table)
+
+
+def short(mean: float, spread: float) -> str:
+    """ "1.3e-3 ± 2e-4"; losses near 1 keep their usual form."""
+    if not math.isfinite(mean):
+        return "diverged"
+    if abs(mean) >= 0.01:
+        return f"{mean:.3g} ±{spread:.1g}" if spread >= 1e-4 else f"{mean:.4g} ±{compact(spread, 0)}"
+    return f"{compact(mean, 1)} ±{compact(spread, 0)}"
+
+
+def compact(value: float, digits: int) -> str:
+    """1.3e-3, not 1.3e-03."""
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def reached(row: Row) -> str:
+    if row.epochs_to_target is None:
+        return "not reached"
+    return f"{row.epochs_to_target} / {row.seconds_to_target:.2g} s"
+
+
+def metric(name: str, row: Row) -> str:
+    mean, spread = row.metric
+    if not math.isfinite(mean):
+        return "diverged"
+    return f"{100 * mean:.1f} ±{100 * spread:.1f}%" if name.endswith("accuracy") else f"{mean:.4g} ±{spread:.2g}"
+
+
+def as_numbers(summary: Summary) -> dict[str, Any]:
+    """The same for `--json`."""
+    return {
+        "task": summary.task,
+        "quantity": summary.quantity,
+        "metric": summary.metric,
+        "baseline": summary.baseline,
+        "target": _number(summary.target),
+        "rules": {
+            row.name: {
+                "seeds": row.seeds,
+                "by_epoch": {str(e): {"mean": _number(m), "sd": _number(s)} for e, (m, s) in row.loss_at.items()},
+                "epochs_to_target": row.epochs_to_target,
+                "seconds_to_target": row.seconds_to_target,
+                "final_metric": {"mean": _number(row.metric[0]), "sd": _number(row.metric[1])},
+                "seconds_an_epoch": _number(row.seconds_an_epoch),
+                "diverged": row.diverged,
+            }
+            for row in summary.rows
+        },
+    }
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,250 @@
+"""One run: train, epoch by epoch, and say what came out. Nothing here prints or writes."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from heeler.experiments.folder import Folder
+from heeler.experiments.setup import Run
+from heeler.experiments.simulate import SimulatedWorkers
+from heeler.experiments.tasks import Examples, Task, get_task
+from heeler.experiments.tasks.base import parameters_l2
+from heeler.experiments.tasks.linear import LinearTask, least_objective
+from heeler.herding import make_rule
+from heeler.ordering import Handle, attach
+
+Record = dict[str, Any]
+
+
+def train(run: Run, folder: Folder) -> Iterator[Record]:
+    """Yield a "start" record, an "epoch" record before training and after every epoch, and an "end" record.
+
+    `train_seconds` hold the loop and the ordering between epochs, `eval_seconds` the measuring, both summed up to that
+    epoch. A run whose loss is no longer finite ends early, with "diverged" in its end record.
+    """
+    task, device = get_task(run.task), torch.device(run.device)
+    examples, least = load(run, folder)
+    _precision(task, device)
+    torch.manual_seed(run.seed)
+    model = task.model(examples, run.options).to(device)
+    sampler = SimulatedWorkers(
+        len(examples),
+        batch_size=run.batch_size,
+        order=run.rule,
+        workers=run.workers,
+        shards=run.shards,
+        dim=run.dim,
+        seed=run.seed,
+        rule_options={"passes": run.passes} if run.passes and run.rule == "herd" else None,
+    )
+    handle = _attach(run, task, model, sampler)
+    optimizer, scheduler = _optimizer(run, model)
+    _compile_rule(run, sampler)
+    yield _start(run, model, examples, least, handle)
+
+    train_seconds = eval_seconds = 0.0
+    diverged = False
+    for epoch in range(run.epochs + 1):
+        batch_loss = None
+        if epoch:
+            model.train()
+            started = time.perf_counter()
+            batch_loss = _epoch(run, task, model, sampler, examples, optimizer)
+            if handle is not None:
+                handle.collect()  # what the last step left; its way to the host is over before the next epoch asks
+            if scheduler is not None:
+                scheduler.step()
+            _wait(device)
+            train_seconds += time.perf_counter() - started
+        started = time.perf_counter()
+        record: Record = {"kind": "epoch", "epoch": epoch, **_evaluate(run, task, model, examples, least)}
+        if epoch and handle is not None:
+            record["order"] = handle.metrics()
+        _wait(device)
+        eval_seconds += time.perf_counter() - started
+        if batch_loss is not None:
+            record["batch_loss"] = batch_loss
+        diverged = not np.isfinite(record["train_loss"])
+        yield {**_finite(record), "train_seconds": train_seconds, "eval_seconds": eval_seconds}
+        if diverged:
+            break
+    if handle is not None:
+        handle.detach()
+    yield {"kind": "end", "diverged": diverged, "train_seconds": train_seconds, "eval_seconds": eval_seconds}
+
+
+def load(run: Run, folder: Folder) -> tuple[Examples, float | None]:
+    """The run's examples on its device, cut to full steps, and the least objective; kept for the next run."""
+    options = tuple(sorted(run.options.items()))
+    return _load(
+        run.task, str(folder.path), options, run.device, run.step, run.workers, run.sorted_shards, run.weight_decay
+    )
+
+
+@lru_cache(maxsize=2)
+def _load(
+    name: str,
+    path: str,
+    options: tuple[tuple[str, Any], ...],
+    device: str,
+    step: int,
+    workers: int,
+    sorted_shards: bool,
+    weight_decay: float,
+) -> tuple[Examples, float | None]:
+    task = get_task(name)
+    folder = Folder()
+    folder.path = type(folder.path)(path)
+    examples = task.load(folder, dict(options))
+    full = len(examples) // step * step
+    if full == 0:
+        raise ValueError(f"{name} has {len(examples)} training examples, fewer than one step of {step}")
+    # Whole steps only, the same examples for every rule: with a short last batch some would weigh more than others.
+    train = tuple(t[:full] for t in examples.train)
+    examples = Examples(train, examples.test)
+    if sorted_shards:
+        by_label = torch.argsort(task.labels(examples), stable=True)
+        examples = Examples(tuple(t[by_label] for t in train), examples.test)
+    examples = examples.to(device)
+    least = least_objective(examples, task.classes, weight_decay) if isinstance(task, LinearTask) else None
+    return examples, least
+
+
+def batches(sampler: SimulatedWorkers, tensors: tuple[Tensor, ...], step: int) -> Iterator[tuple[Tensor, ...]]:
+    """An epoch's batches, picked on the device: for data that lies there a loader would only add time."""
+    drawn = iter(sampler)
+    first = list(islice(drawn, step))  # opens the epoch, so that sampler.indices is its order
+    order = torch.from_numpy(sampler.indices.copy()).to(tensors[0].device)
+    at = 0
+    while first:
+        rows = order[at : at + len(first)]
+        at += len(first)
+        yield tuple(t[rows] for t in tensors)
+        first = list(islice(drawn, step))
+
+
+def _epoch(
+    run: Run,
+    task: Task,
+    model: nn.Module,
+    sampler: SimulatedWorkers,
+    examples: Examples,
+    optimizer: torch.optim.Optimizer,
+) -> float:
+    """Train for an epoch; the mean loss of its batches."""
+    total: Tensor | float = 0.0
+    for batch in batches(sampler, examples.train, run.step):
+        loss = task.losses(model, *task.prepare(batch, run.options)).mean()
+        loss.backward()
+        if run.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), run.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        total = total + loss.detach()
+    return float(total) * run.step / len(examples)
+
+
+def _evaluate(run: Run, task: Task, model: nn.Module, examples: Examples, least: float | None) -> dict[str, float]:
+    model.eval()
+    with torch.no_grad():
+        measures = task.evaluate(model, examples)
+    if least is not None:
+        objective = measures["train_loss"] + run.weight_decay * parameters_l2(model)
+        measures["suboptimality"] = objective - least
+    return measures
+
+
+def _attach(run: Run, task: Task, model: nn.Module, sampler: SimulatedWorkers) -> Handle | None:
+    if not sampler.rule.needs_vectors:
+        return None  # nobody reads sketches: a baseline pays for none
+    exact = run.exact if run.exact is not None else task.published_exact and run.rule != "herd"
+    return attach(model, sampler, exact=exact, layers=_layers(run.layers))
+
+
+def _layers(layers: str) -> str | Callable[[str, nn.Module], bool]:
+    if not layers.startswith("name:"):
+        return layers
+    prefixes = tuple(layers[5:].split("|"))
+    return lambda name, module: name.startswith(prefixes)
+
+
+def _optimizer(run: Run, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+    optimizer: torch.optim.Optimizer
+    if run.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=run.lr, momentum=run.momentum, weight_decay=run.weight_decay)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, run.decay_every, run.decay) if run.decay_every else None
+    return optimizer, scheduler
+
+
+def _compile_rule(run: Run, sampler: SimulatedWorkers) -> None:
+    """Have the rule's loops compiled, on a few numbers, before any clock runs."""
+    if not sampler.rule.needs_vectors:
+        return
+    workers = run.workers if run.shards == "local" else 1
+    tiny = make_rule(run.rule, 4 * workers, 4, shard_sizes=[4] * workers if workers > 1 else None)
+    for _ in range(2):
+        tiny.observe(tiny.order, np.random.default_rng(0).standard_normal((4 * workers, 4)).astype(np.float32))
+        tiny.next_order()
+
+
+def _start(run: Run, model: nn.Module, examples: Examples, least: float | None, handle: Handle | None) -> Record:
+    record: Record = {
+        "kind": "start",
+        "run": run.to_json(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "examples": len(examples),
+        "test_examples": len(examples.test[0]),
+        "least_objective": least,
+        "versions": versions(run.device),
+    }
+    if handle is not None:
+        sketcher = handle.sketcher
+        record["vectors"] = {
+            "numbers": sketcher.dim,
+            "exact": sketcher.exact,
+            "covered_parameters": handle.coverage.share_of_parameters,
+        }
+    return record
+
+
+def versions(device: str) -> dict[str, str]:
+    """What the numbers depend on besides the settings."""
+    import heeler
+
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor() or platform.machine()
+    return {
+        "heeler": heeler.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": name,
+        "threads": str(torch.get_num_threads()),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _precision(task: Task, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = task.tf32
+        torch.backends.cudnn.allow_tf32 = task.tf32
+
+
+def _finite(record: Record) -> Record:
+    """JSON has no infinities: None in their place."""
+    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in record.items()}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
