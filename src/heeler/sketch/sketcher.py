@@ -14,7 +14,7 @@ from heeler.sketch.coverage import Coverage, Line
 from heeler.sketch.passes import PassLog, Slot
 from heeler.sketch.rules.base import Call
 from heeler.sketch.selection import Layers, choose
-from heeler.sketch.sites import Site, covered_names, draw, lay_out, survey
+from heeler.sketch.sites import Site, clean_name, covered_names, draw, lay_out, survey
 from heeler.sketch.tap import Marker, Tap
 
 BatchDim = int | Callable[[tuple[Any, ...], dict[str, Any]], int]
@@ -86,6 +86,7 @@ class Sketcher:
         self.scaler = scaler
         self._sites = sites
         self._survey = found
+        self._root = root
         self._mean = reduction == "mean"
         self._size_of = batch_dim if callable(batch_dim) else None
         self._batch_dim = 0 if callable(batch_dim) else int(batch_dim)
@@ -145,7 +146,7 @@ class Sketcher:
             return passes[0]
         if passes:
             return torch.cat(passes)
-        return torch.zeros(0, self.dim, device=self._device())
+        return torch.zeros(0, self.dim, device=self._log.device)
 
     @property
     def coverage(self) -> Coverage:
@@ -157,11 +158,14 @@ class Sketcher:
             for p in site.parameters.values()
         }
         lines = []
-        for name, parameter in self._survey.parameters.items():
+        # By name, not by identity: fully_shard may have replaced the parameters since.
+        now = {clean_name(name): p for name, p in self._root.named_parameters()}
+        parameters = {name: now.get(name, old) for name, old in self._survey.parameters.items()}
+        for name, parameter in parameters.items():
             reason = problems.get(name, "") or self._survey.reasons.get(name, "not chosen by layers=")
             rule = None if name in problems else covered.get(name)
             lines.append(Line(name, parameter.numel(), rule, "" if rule else reason))
-        return Coverage(lines, self._survey.parameters, self.dim, self.exact)
+        return Coverage(lines, parameters, self.dim, self.exact)
 
     def detach(self) -> None:
         """Remove every hook; the model is as it was."""
@@ -171,9 +175,6 @@ class Sketcher:
         self._log.current = None
 
     # The hooks.
-
-    def _device(self) -> torch.device:
-        return next(iter(self._survey.parameters.values())).device
 
     def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         log = self._log
