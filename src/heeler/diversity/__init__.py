@@ -1,0 +1,40 @@
+"""Gradient diversity: how large may the batch be? From the sketches that Heeler holds anyway.
+
+    bound = batch_size_bound(table.rows, rows=table.seen, sketch="kronecker")
+    print(sentence(bound, batch_size=64))
+
+`estimators`: from a table of vectors; `norms`: from the gradient norms of two batch sizes; `streaming`: while training
+goes, also across workers; `sketching`: what a sketch does to these numbers, and how to make it better than 20%;
+`mechanisms`: Langevin noise and quantized gradients, which raise diversity.
+"""
+
+from heeler.diversity.estimators import (
+    batch_size_bound,
+    differential_diversity,
+    gradient_diversity,
+    noise_scale,
+    sentence,
+)
+from heeler.diversity.measured import Estimate, Measured
+from heeler.diversity.mechanisms import add_langevin_noise, quantize, quantize_gradients
+from heeler.diversity.norms import bound_from_norms
+from heeler.diversity.sketching import SumSketch, calibrate, pick_for_calibration
+from heeler.diversity.streaming import StreamingDiversity
+
+__all__ = [
+    "Estimate",
+    "Measured",
+    "StreamingDiversity",
+    "SumSketch",
+    "add_langevin_noise",
+    "batch_size_bound",
+    "bound_from_norms",
+    "calibrate",
+    "differential_diversity",
+    "gradient_diversity",
+    "noise_scale",
+    "pick_for_calibration",
+    "quantize",
+    "quantize_gradients",
+    "sentence",
+]
