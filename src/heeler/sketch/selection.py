@@ -15,7 +15,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from heeler.sketch.projection import split_dim
 from heeler.sketch.sites import Site, tied_groups
 
 Layers = str | Callable[[str, nn.Module], bool] | None
@@ -26,10 +25,16 @@ FIXED = {"cpu": 1e4, "cuda": 5e4}
 """What a tap costs however small it is (Python, kernel launches), in multiply-adds of one example of a usual batch."""
 
 
+TINY = 1e5
+"""Multiply-adds an example below which the default taps everything: such a model's step is all overhead anyway."""
+
+
 def choose(sites: list[Site], layers: Layers, dim: int, device: torch.device) -> list[Site]:
     """The sites to tap, in the model's order."""
     if layers is None:
-        layers = DEFAULT_BUDGET
+        costs = [site.rule.cost(site.module, math.sqrt(dim)) for site in sites]
+        tiny = None not in costs and sum(c.tokens * c.own_flops for c in costs if c is not None) < TINY
+        layers = "all" if tiny else DEFAULT_BUDGET
     if callable(layers):
         return [site for site in sites if layers(site.name, site.module)]
     if layers == "all":
@@ -57,7 +62,7 @@ def within_budget(sites: list[Site], budget: float, dim: int, device: torch.devi
     """Greedily by worth per cost, until the taps cost `budget` of the layers' own work; the best one at least."""
     balance = BALANCE.get(device.type, BALANCE["cuda"])
     fixed = FIXED.get(device.type, FIXED["cuda"])
-    k = math.sqrt(math.prod(split_dim(dim)))
+    k = math.sqrt(dim)
     priced: list[tuple[float, float, list[Site]]] = []  # (worth, price, sites)
     own_total = 0.0
     for group in tied_groups(sites):
@@ -74,8 +79,9 @@ def within_budget(sites: list[Site], budget: float, dim: int, device: torch.devi
         if spent + price <= budget * own_total:
             spent += price
             chosen.update(id(site) for site in group)
-    if not chosen:
-        chosen.update(id(site) for site in (priced[0][2] if priced else sites))
+    sure = [group for _, _, group in priced if not any(site.rule.may_miss for site in group)]
+    if not any(id(site) in chosen and not site.rule.may_miss for site in sites):
+        chosen.update(id(site) for site in (sure[0] if sure else sites))
     return [site for site in sites if id(site) in chosen]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -71,6 +71,8 @@ class Rule:
     matrices: list[MatrixSpec]
     vectors: dict[str, int]
     """Elementwise parameters and their sizes."""
+    may_miss: ClassVar[bool] = False
+    """Calls of such a layer may show no examples, as an embedding of positions does: it is never chosen alone."""
 
     def __init__(self, module: nn.Module) -> None:
         self.matrices = []

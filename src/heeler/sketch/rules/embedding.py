@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 @register(nn.Embedding)
 class EmbeddingRule(Rule):
+    may_miss = True
+
     def declare(self, module: Any) -> None:
         if module.scale_grad_by_freq:
             raise LeftOut("scale_grad_by_freq divides by counts over the whole batch")
