@@ -169,7 +169,7 @@ def test_solves_that_start_early_resume_exactly_too(monkeypatch: pytest.MonkeyPa
     for moment in (2 * STEPS_AN_EPOCH - 2, 2 * STEPS_AN_EPOCH - 1, 3 * STEPS_AN_EPOCH):
         first = Run()
         first.train(stop_after=moment)
-        assert first.sampler.turnover._frozen
+        assert first.sampler.turnover.closed
         second = Run()
         second.resume(first.saved)
         second.train()

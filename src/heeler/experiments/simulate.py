@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from heeler.herding import Rule, make_rule
+from heeler.herding import make_rule
+from heeler.ordering.dealing import IntArray, Layout
 from heeler.ordering.sampler import Sampler
+from heeler.ordering.turnover import Turnover
 
 
 class SimulatedWorkers(Sampler):
@@ -46,9 +47,9 @@ class SimulatedWorkers(Sampler):
         self.rule_options = rule_options or {}
         super().__init__(examples, batch_size=workers * batch_size, order=order, dim=dim, seed=seed)
 
-    def _make_rule(self) -> Rule:
+    def _make_turnover(self) -> Turnover:
         shard = self.examples // self.workers
-        return make_rule(
+        rule = make_rule(
             str(self._order),
             self.examples,
             self.dim,
@@ -57,9 +58,13 @@ class SimulatedWorkers(Sampler):
             shard_sizes=[shard] * self.workers if self.own_shards else None,
             **self.rule_options,
         )
+        layout = SideBySide(self.workers, batch_size=self.worker_batch) if self.own_shards else Layout()
+        return Turnover(rule, layout)
 
-    def _deal(self) -> NDArray[np.int64]:
-        if not self.own_shards:
-            return self.rule.order
-        by_step = self.rule.order.reshape(self.workers, -1, self.worker_batch)  # worker, step, place
+
+class SideBySide(Layout):
+    """All workers' own orders in one walk: worker 0's batch, worker 1's, ..., step after step."""
+
+    def part(self, order: IntArray, rank: int | None = None) -> IntArray:
+        by_step = order.reshape(self.workers, -1, self.batch_size)  # worker, step, place
         return np.ascontiguousarray(by_step.transpose(1, 0, 2)).reshape(-1)

@@ -1,12 +1,16 @@
-"""One global order, dealt out to the workers batch by batch."""
+"""Who trains on what: one order, dealt out to the workers, or each worker's own part of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+IntArray = NDArray[np.int64]
 
-def deal(
-    order: NDArray[np.int64], workers: int, rank: int, batch_size: int, *, drop_last: bool = False
-) -> NDArray[np.int64]:
+
+def deal(order: IntArray, workers: int, rank: int, batch_size: int, *, drop_last: bool = False) -> IntArray:
     """The indices of worker `rank`: its `batch_size` of every global batch of `workers * batch_size` examples.
 
     Step t of all workers together trains on `order[t * n * B : (t + 1) * n * B]`, so n workers walk the order that one
@@ -19,7 +23,7 @@ def deal(
     Returns:
         (ceil(N / n),) or, with `drop_last`, (floor(N / n),).
     """
-    if workers == 1:
+    if workers == 1 or len(order) == 0:
         return order
     per_step = workers * batch_size
     full = len(order) // per_step * per_step
@@ -31,3 +35,35 @@ def deal(
         rest = np.concatenate([rest, np.resize(order, share * workers - len(rest))])
     own = order[:full].reshape(-1, workers, batch_size)[:, rank].reshape(-1)
     return np.concatenate([own, rest[rank * share : (rank + 1) * share]])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an order of all examples becomes every worker's indices.
+
+    shard_sizes: None where one order is dealt out; else the numbers of examples that the workers hold, whose orders
+        lie side by side in the order of all.
+    """
+
+    workers: int = 1
+    rank: int = 0
+    batch_size: int = 1
+    drop_last: bool = False
+    shard_sizes: tuple[int, ...] | None = None
+
+    def part(self, order: IntArray, rank: int | None = None) -> IntArray:
+        """A worker's indices (this one's by default), in its own numbering."""
+        rank = self.rank if rank is None else rank
+        if self.shard_sizes is None:
+            return deal(order, self.workers, rank, self.batch_size, drop_last=self.drop_last)
+        start = self.offset(rank)
+        return order[start : start + self.shard_sizes[rank]] - start
+
+    def offset(self, rank: int | None = None) -> int:
+        """What to add to a worker's own number of an example to get its number among all."""
+        return 0 if self.shard_sizes is None else sum(self.shard_sizes[: self.rank if rank is None else rank])
+
+    def remaining(self, order: IntArray, trained: int) -> IntArray:
+        """What of a dealt order is left when every worker has trained on `trained` examples, in the same order."""
+        done = [self.part(order, rank)[:trained] for rank in range(self.workers)]
+        return order[~np.isin(order, np.concatenate(done))]

@@ -22,17 +22,17 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
         raise ValueError(f"the state is of {old} examples, and cannot shrink to {examples}")
     rule = sampler["rule"]
     plain = {"rule", "order", "epoch", "screened", "seen", "rng", "table"}
-    if not rule.keys() <= plain or sampler["solved"]:
+    if not rule.keys() <= plain or sampler["workers"] > 1:
         raise ValueError(
-            f"a state of the rule {rule['rule']!r} cannot grow in the middle of an epoch: start the larger dataset with "
-            "a new sampler, or use order='herd'"
+            f"a state of the rule {rule['rule']!r} on {sampler['workers']} worker(s) cannot grow: start the larger "
+            "dataset with a new sampler (order='herd' on one worker can grow)"
         )
-    trained = old if sampler["over"] else sampler["trained"]
-    done, rest = rule["order"][:trained], rule["order"][trained:]
     rng = np.random.default_rng([old, examples])
-    places = np.sort(rng.integers(0, len(rest) + 1, examples - old))
     new = rng.permutation(np.arange(old, examples, dtype=np.int64))
-    grown_rule = {**rule, "order": np.concatenate([done, np.insert(rest, places, new)])}
+    trained = len(sampler["walk"]) if sampler["over"] else sampler["trained"]
+    walk = _inserted(sampler["walk"], new, trained, rng)
+    order = _inserted(rule["order"], new, 0, rng) if sampler["closed"] else walk
+    grown_rule = {**rule, "order": order}
     if len(rule["seen"]):
         grown_rule["seen"] = _longer(rule["seen"], examples)
     if "table" in rule:
@@ -42,7 +42,12 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
             "rows": _longer(table["rows"], examples),
             "seen": _longer(table["seen"], examples),
         }
-    return dict(to_torch({**tree, "sampler": {**sampler, "examples": examples, "rule": grown_rule}}))
+    return dict(to_torch({**tree, "sampler": {**sampler, "examples": examples, "walk": walk, "rule": grown_rule}}))
+
+
+def _inserted(order: np.ndarray, new: np.ndarray, start: int, rng: np.random.Generator) -> np.ndarray:
+    """`order` with `new` at random places from `start` on."""
+    return np.insert(order, np.sort(rng.integers(start, len(order) + 1, len(new))), new)
 
 
 def _longer(array: np.ndarray, length: int) -> np.ndarray:

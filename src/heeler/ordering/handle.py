@@ -187,7 +187,7 @@ class Handle:
             numbers["herding_bound_random"] = float(solution.bound_random)
             numbers["solve_seconds"] = float(solution.seconds)
             numbers["solve_passes"] = float(solution.passes)
-        return numbers
+        return {**numbers, **self.sampler.turnover.numbers()}
 
     def _fingerprint(self) -> dict[str, Any]:
         return {

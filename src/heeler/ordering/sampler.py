@@ -12,12 +12,16 @@ from numpy.typing import NDArray
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.herding import Rule, make_rule, rule_names
-from heeler.ordering.dealing import deal
+from heeler.ordering.coordination import CoordinatedTurnover
+from heeler.ordering.dealing import Layout
+from heeler.ordering.group import Group, agree
 from heeler.ordering.positions import Positions
 from heeler.ordering.turnover import Turnover
 
 logger = logging.getLogger("heeler")
 
+COORDINATED = ("herd", "cd-grab")
+"""The rules that order shards of several workers together."""
 FAST_FORWARD = 1000
 """Epochs that `set_epoch` skips one by one; a number further off is taken as a name, not as a distance."""
 
@@ -43,6 +47,9 @@ class Sampler(DistributedSampler[Any]):
         num_replicas, rank: workers, and which one this is; by default from `torch.distributed`, else one.
         shards: "global" where every worker can read every example, "local" where `dataset` is this worker's own part.
         drop_last: with several workers, drop what does not divide evenly among them instead of repeating examples.
+        process_group: the workers that share the order, as a process group or a one-dimensional `DeviceMesh`; all of
+            `torch.distributed`'s ranks by default.
+        exchange_timeout: seconds to wait for a worker at an epoch's end before going on without a common order.
     """
 
     def __init__(
@@ -57,6 +64,8 @@ class Sampler(DistributedSampler[Any]):
         rank: int | None = None,
         shards: Literal["global", "local"] = "global",
         drop_last: bool = False,
+        process_group: Any = None,
+        exchange_timeout: float = 120.0,
     ) -> None:
         sized: Any = range(dataset) if isinstance(dataset, int) else dataset
         if not hasattr(sized, "__len__"):
@@ -70,21 +79,23 @@ class Sampler(DistributedSampler[Any]):
             raise ValueError(f"there is no order {order!r}: choose one of {', '.join(rule_names())}")
         if shards not in ("global", "local"):
             raise ValueError(f'shards must be "global" or "local", got {shards!r}')
-        in_group = dist.is_available() and dist.is_initialized()
-        num_replicas = num_replicas if num_replicas is not None else (dist.get_world_size() if in_group else 1)
-        rank = rank if rank is not None else (dist.get_rank() if in_group else 0)
-        super().__init__(sized, num_replicas, rank, shuffle=True, seed=seed, drop_last=drop_last)
+        group = _process_group(process_group)
+        if group is not None:
+            size, own = dist.get_world_size(group), dist.get_rank(group)
+            num_replicas, rank = num_replicas or size, own if rank is None else rank
+            group = group if (num_replicas, rank) == (size, own) else None
+        super().__init__(sized, num_replicas or 1, rank or 0, shuffle=True, seed=seed, drop_last=drop_last)
         self.batch_size = batch_size
         self.shards = shards
         self.dim = dim
         self.examples = len(sized)
-        if num_replicas > 1:
-            self.num_samples = len(deal(np.arange(self.examples), num_replicas, rank, batch_size, drop_last=drop_last))
-            self.total_size = self.num_samples * num_replicas  # as DistributedSampler counts
         self._order = order
-        self.turnover = Turnover(self._make_rule())
-        self.indices = self._deal()
-        """(num_samples,) int64, this worker's part of the current epoch's order."""
+        self._group = Group(group, exchange_timeout) if group is not None and self.num_replicas > 1 else None
+        self._shard_sizes = self._agree_on_arguments() if self._group is not None else None
+        self.turnover = self._make_turnover()
+        self._take_indices()
+        self.num_samples = len(self.indices)
+        self.total_size = self.num_samples * self.num_replicas  # as DistributedSampler counts
         self.positions = self._positions()
         self.collector: Any = None
         """The handle that `attach` made; it is asked for what the last backward left before an epoch is closed."""
@@ -138,6 +149,8 @@ class Sampler(DistributedSampler[Any]):
 
     def set_dim(self, dim: int) -> None:
         """Take sketches of `dim` numbers from now on; only before anything was seen."""
+        if self._group is not None:
+            agree(self._group, {"the sketch's numbers": dim})
         if dim == self.dim or not isinstance(self._order, str):
             return
         if self.epoch or self.positions.trained:
@@ -145,8 +158,8 @@ class Sampler(DistributedSampler[Any]):
                 "attach the model before the first epoch: the sampler has taken sketches of another size"
             )
         self.dim = dim
-        self.turnover = Turnover(self._make_rule())
-        self.indices = self._deal()
+        self.turnover = self._make_turnover()
+        self._take_indices()
 
     def claim(self, rows: int, handed_out: int) -> NDArray[np.int64] | None:
         """(rows,) the examples that a finished pass was about; None if the count does not fit. See `Positions`."""
@@ -155,7 +168,7 @@ class Sampler(DistributedSampler[Any]):
 
     def wants_early_start(self) -> bool:
         """Whether it is time to start on the next order, before this epoch ends."""
-        return self.turnover.wants_early_start(self.positions.trained, self.num_samples)
+        return self.turnover.wants_early_start(self.positions.trained, len(self.indices))
 
     def whole_state(self) -> dict[str, Any]:
         """Everything but the sketcher's part, as a copy."""
@@ -173,10 +186,10 @@ class Sampler(DistributedSampler[Any]):
         self._check_length(state["examples"])
         if state["dim"] != self.dim:
             raise ValueError(f"the state holds sketches of {state['dim']} numbers, this sampler takes {self.dim}")
-        self.turnover.load_state_dict(state)
-        self.indices = self._deal()
+        same_workers = self.turnover.load_state_dict(state)
+        self._take_indices()
         self.epoch = state["epoch"]
-        self._resume_at(state["trained"], over=state["over"])
+        self._resume_at(state["trained"] if same_workers else 0, over=state["over"])
 
     # Epochs
 
@@ -202,7 +215,7 @@ class Sampler(DistributedSampler[Any]):
         drawn, start = self.positions.drawn, self.positions.start
         if self.collector is None:  # nobody counts backward passes: what was drawn counts as used
             return drawn > start
-        return self.positions.trained > start or drawn == self.num_samples
+        return self.positions.trained > start or drawn == len(self.indices)
 
     def _turn_over(self) -> None:
         misfiled = self.positions.misfiled()
@@ -214,31 +227,71 @@ class Sampler(DistributedSampler[Any]):
             )
             self.turnover.forget(np.concatenate([self.indices[part] for part in misfiled]))
         self.turnover.next_order()
-        self.indices = self._deal()
+        self._take_indices()
         self.epoch += 1
 
     def _skip_to_epoch(self, epoch: int) -> None:
         if self.epoch < epoch <= self.epoch + FAST_FORWARD:
             for _ in range(epoch - self.epoch):
                 self.turnover.next_order()
-            self.indices = self._deal()
+            self._take_indices()
         self.epoch = max(epoch, self.epoch)
 
-    def _deal(self) -> NDArray[np.int64]:
-        return deal(self.rule.order, self.num_replicas, self.rank, self.batch_size, drop_last=self.drop_last)
+    def _take_indices(self) -> None:
+        self.indices: NDArray[np.int64] = self.turnover.indices
+        """This worker's indices in the current epoch."""
 
     def _positions(self, start: int = 0) -> Positions:
-        return Positions(self.num_samples, self.batch_size, start)
+        return Positions(len(self.indices), self.batch_size, start)
 
     def _resume_at(self, position: int, *, over: bool) -> None:
         self.positions = self._positions(position)
         self._resumed = "at the end" if over else "in the middle"
 
-    def _make_rule(self) -> Rule:
+    def _make_turnover(self) -> Turnover | CoordinatedTurnover:
+        workers, own_shards = self.num_replicas, self.shards == "local"
+        if self._group is not None and self._needs_coordination():
+            layout = Layout(workers, self.rank, self.batch_size, self.drop_last, self._shard_sizes)
+            rule = self._make_rule(self.seed, layout)
+            return CoordinatedTurnover(self._group, rule, layout, dim=self.dim, seed=self.seed)
+        if own_shards:  # nothing is shared, so nobody may shuffle alike
+            seed = (
+                int(np.random.SeedSequence([self.seed, self.rank]).generate_state(1)[0]) if workers > 1 else self.seed
+            )
+            layout = Layout(batch_size=self.batch_size)
+            return Turnover(self._make_rule(seed, layout), layout)
+        layout = Layout(workers, self.rank, self.batch_size, self.drop_last)
+        return Turnover(self._make_rule(self.seed, layout), layout)
+
+    def _make_rule(self, seed: int, layout: Layout) -> Rule:
         if not isinstance(self._order, str):
             return self._order
-        batch_size = self.batch_size * self.num_replicas
-        return make_rule(self._order, self.examples, self.dim, seed=self.seed, batch_size=batch_size)
+        examples = self.examples if layout.shard_sizes is None else sum(layout.shard_sizes)
+        batch_size = self.batch_size if layout.shard_sizes else self.batch_size * layout.workers
+        return make_rule(
+            self._order, examples, self.dim, seed=seed, batch_size=batch_size, shard_sizes=layout.shard_sizes
+        )
+
+    def _needs_coordination(self) -> bool:
+        if isinstance(self._order, str) and not _learns(self._order):
+            return False
+        return self.shards == "global" or self._order in COORDINATED
+
+    def _agree_on_arguments(self) -> tuple[int, ...] | None:
+        """Raise if the workers were given different arguments; their shards' sizes, where they have their own."""
+        assert self._group is not None
+        facts: dict[str, object] = {
+            "order": self._order if isinstance(self._order, str) else type(self._order).__name__,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "shards": self.shards,
+            "drop_last": self.drop_last,
+        }
+        if self.shards == "global":
+            agree(self._group, {**facts, "the dataset's length": self.examples})
+            return None
+        agree(self._group, facts)
+        return tuple(int(size) for size in self._group.all_texts(str(self.examples)))
 
     def _check_length(self, examples: int) -> None:
         if examples != self.examples:
@@ -246,3 +299,25 @@ class Sampler(DistributedSampler[Any]):
                 f"the state is of a dataset of {examples} examples, this one has {self.examples}: to carry it over to "
                 "a dataset that has grown, use heeler.grow(state, examples)"
             )
+
+
+def _learns(order: str) -> bool:
+    """Whether a rule looks at gradients at all."""
+    return bool(make_rule(order, 1, 1).needs_vectors)
+
+
+def _process_group(named: Any) -> Any:
+    """A process group, from what the user named or from all ranks; None where there is no `torch.distributed`."""
+    if not (dist.is_available() and dist.is_initialized()):
+        if named is not None:
+            raise ValueError("a process group was named, but torch.distributed is not initialized")
+        return None
+    if named is None:
+        return dist.group.WORLD
+    if hasattr(named, "get_group"):
+        if named.ndim != 1:
+            raise ValueError(
+                f"the DeviceMesh has {named.ndim} dimensions: name the data-parallel one, as in mesh['dp']"
+            )
+        return named.get_group()
+    return named

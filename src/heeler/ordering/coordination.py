@@ -1,0 +1,349 @@
+"""Many workers, one order: sketches travel to one rank, which hosts the rule, and every worker's part comes back.
+
+One rank solves because the order must be one: two machines that solve the same table may differ in the last bit of a
+sum, and then in everything after it. It is also cheaper: a sketch travels once, not once to every rank.
+
+An epoch is cut into rounds, at fixed positions. In a round every rank sends what it has seen since the last one. All
+of it runs in a thread, off the training step's path. Where the rule allows it (`herd`, from the second epoch on) the
+last round is early enough for the next order to be there when the epoch ends; what a rank sees after it goes with the
+next epoch's rounds.
+
+Whether an order is used is decided once, in the process group's store, where the first verdict stands: the host's
+"commit", after all ranks have their part, or any rank's "abort", after a bounded wait. So all ranks use the new order,
+or none does.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from heeler.herding import Rule
+from heeler.ordering.dealing import IntArray, Layout
+from heeler.ordering.group import Group, RankFault
+from heeler.ordering.screening import suspicious
+from heeler.ordering.thread import Worker
+from heeler.ordering.turnover import EARLY_FROM, forget, resumed_walk, whole_state
+
+logger = logging.getLogger("heeler")
+
+ROUND_BYTES = 1 << 26
+"""Sketches that a rank keeps back, at most, before it sends them."""
+_HEADER = 4
+
+T = TypeVar("T")
+Rows = tuple[IntArray, NDArray[np.float32]]
+
+
+class CoordinatedTurnover:
+    """`Turnover` for a rule that several ranks share; rank 0 of the group runs it.
+
+    Args:
+        group: the ranks.
+        rule: made alike on every rank, for the first order; only the host's is fed.
+        layout: how the rule's order becomes the ranks' indices.
+        seed: of the random orders that stand in after a fault.
+    """
+
+    def __init__(self, group: Group, rule: Rule, layout: Layout, *, dim: int, seed: int) -> None:
+        self.group, self.rule, self.layout, self.seed = group, rule, layout, seed
+        self.walk: IntArray | None = rule.order
+        self.indices = layout.part(rule.order)
+        self.closed = False
+        self.fault: RankFault | None = None
+        """Why this group exchanges nothing any more; its orders are random from then on."""
+        self._length = len(self.indices)
+        self._dim = dim
+        self._table = hasattr(rule, "table")
+        self._payload = torch.float16 if self._table else torch.float32  # a table stores half precision anyway
+        self._number = torch.int32 if len(rule.order) < 2**31 else torch.int64
+        # An online rule over one dealt order needs the whole epoch in that order.
+        self._stash: list[Rows] | None = [] if layout.shard_sizes is None and not self._table else None
+        longest = max(layout.shard_sizes or (self._length,))
+        self._rounds = max(1, math.ceil(longest * dim * self._payload.itemsize / ROUND_BYTES))
+        self._waiting: list[Rows] = []
+        self._forgotten: list[IntArray] = []
+        self._rounds_begun = 0
+        self._turns = 0
+        self._closing: Future[IntArray] | None = None
+        self._worker = Worker("heeler-exchange")
+        self._failed: RankFault | None = None
+        self._times = {"exchange_seconds": 0.0, "solve_seconds": 0.0, "waited_seconds": 0.0}
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this rank runs the rule."""
+        return self.group.rank == 0
+
+    # What the handle and the sampler call
+
+    def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
+        """Keep trained examples, (b,) indices and (b, K) vectors, until the next round."""
+        if self.fault is None:
+            self._waiting.append((indices + self.layout.offset(), vectors))
+
+    def wants_early_start(self, trained: int, length: int) -> bool:
+        """Whether a round is due, now that `trained` of `length` positions are done."""
+        rounds = self._rounds if self._early else self._rounds - 1  # the last one waits for the epoch's end
+        due = (self._rounds_begun + 1) / self._rounds * (EARLY_FROM if self._early else 1.0) * length
+        return self.fault is None and self._rounds_begun < rounds and trained >= due
+
+    def start_early(self) -> None:
+        """Begin the round that is due; after the epoch's last one, the next order."""
+        self._begin_round()
+        if self._early and self._rounds_begun == self._rounds:
+            self._begin_close()
+
+    def next_order(self) -> None:
+        """Close the epoch and go on to the next order; after a bounded wait, and without the others if need be."""
+        started = time.perf_counter()
+        if self.fault is None:
+            while self._rounds_begun < self._rounds:
+                self._begin_round()
+            if self._closing is None:
+                self._begin_close()
+            self._take_agreed()
+        if self.fault is not None:
+            self._take_random()
+        self.closed, self._closing, self._rounds_begun = False, None, 0
+        self._turns += 1
+        self._times["waited_seconds"] = time.perf_counter() - started
+
+    def forget(self, indices: IntArray) -> None:
+        """Drop what was filed under `indices`, for it may be about other examples: here, and at the host."""
+        numbers = indices + self.layout.offset()
+        kept = [(rows, vectors, ~np.isin(rows, numbers)) for rows, vectors in self._waiting]
+        self._waiting = [(rows[keep], vectors[keep]) for rows, vectors, keep in kept]
+        self._forgotten.append(numbers)
+
+    def settle(self) -> None:
+        """Nothing to wait for: what is under way is bounded, and asked for at the epoch's end."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The host's is the whole, and all that a restart needs, on any number of ranks; the others' says so."""
+        if not self.is_host:
+            return {"host": False}
+        assert self.walk is not None  # the host knows the whole order
+        self._worker.submit(lambda: None).result()  # nothing is half way into the rule
+        if self._closing is not None and self._closing.exception() is None:
+            self.closed = True
+        for indices, vectors in self._waiting:
+            self._feed(indices, vectors)
+        self._waiting.clear()
+        return whole_state(self.rule, self.walk, self.closed, self.layout)
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on where the host's `state_dict` was taken; True if positions in the epoch still hold."""
+        if "rule" not in state:
+            raise ValueError("this state is not the host's: load what rank 0 saved, on every rank")
+        self.rule.load_state_dict(state["rule"])
+        walk, same = resumed_walk(state, self.layout)
+        self.walk, self.indices = walk, self.layout.part(walk)
+        self.closed = state["closed"]
+        self._waiting.clear()
+        return same
+
+    def numbers(self) -> dict[str, float]:
+        """Seconds of the last epoch's exchange, solve and wait, and the bytes so far."""
+        traffic = {"bytes_sent": self.group.bytes_sent, "bytes_received": self.group.bytes_received}
+        return {**self._times, **{name: float(value) for name, value in traffic.items()}}
+
+    # The epoch's end
+
+    @property
+    def _early(self) -> bool:
+        return self._table and self._turns > 0
+
+    def _begin_round(self) -> None:
+        rows, gone = _join(self._waiting, self._dim), _join_indices(self._forgotten)
+        self._waiting, self._forgotten = [], []
+        first = self._rounds_begun == 0
+        self._rounds_begun += 1
+        self._worker.submit(lambda: self._guarded(lambda: self._round(rows, gone, first)))
+
+    def _begin_close(self) -> None:
+        turn = self._turns
+        if self.closed:  # resumed from a state whose next order was known already
+            known = self.layout.part(self.rule.order)
+            self._closing = self._worker.submit(lambda: known)
+            if self.is_host:
+                self._worker.submit(lambda: self.group.decide(f"{turn}/verdict", "commit"))
+            return
+        self._closing = self._worker.submit(lambda: self._guarded(lambda: self._close(turn)))
+
+    def _take_agreed(self) -> None:
+        """Use the new order if all have it."""
+        assert self._closing is not None
+        key = f"{self._turns}/verdict"
+        # The host waits for a rank at most `timeout`; whoever waits for the host must be more patient than that.
+        patience = (3.0 if self.is_host else 4.0) * self.group.timeout
+        try:
+            part = self._closing.result(patience)
+            verdict = self.group.decided(key, patience, "abort 0 it reached no verdict in time")
+        except RankFault as fault:
+            verdict = self.group.decide(key, f"abort {fault.rank} {fault.why}")
+        except FutureTimeout:
+            verdict = self.group.decide(key, "abort 0 it did not answer in time")
+        if verdict == "commit":
+            self.indices = part
+            self.walk = self.rule.order if self.is_host else None
+            return
+        _, rank, why = verdict.split(" ", 2)
+        self.fault = RankFault(int(rank), why)
+        logger.warning(
+            "the workers could not agree on the next order, because of rank %s (%s): orders are random from now on, "
+            "and training goes on. Restart from a checkpoint to have them coordinated again.",
+            rank,
+            why,
+        )
+
+    def _take_random(self) -> None:
+        """An order that needs no word from anybody, and is the same everywhere."""
+        order = np.empty(len(self.rule.order), np.int64)
+        start = 0
+        for number, size in enumerate(self.layout.shard_sizes or (len(order),)):
+            rng = np.random.default_rng([self.seed, self._turns, number])
+            order[start : start + size] = start + rng.permutation(size)
+            start += size
+        self.walk, self.indices = order, self.layout.part(order)
+        self._waiting.clear()
+
+    # In the thread
+
+    def _guarded(self, task: Callable[[], T]) -> T:
+        """Do a task, unless one before it has failed: nobody waits twice for a rank that is lost."""
+        if self._failed is None:
+            try:
+                return task()
+            except RankFault as fault:
+                self._failed = fault
+            except Exception as error:
+                self._failed = RankFault(self.group.rank, f"{type(error).__name__}: {error}")
+        raise self._failed
+
+    def _round(self, rows: Rows, gone: IntArray, first: bool) -> None:
+        """Bring every rank's new sketches to the host."""
+        started = time.perf_counter()
+        if first:
+            self._times["exchange_seconds"] = self._times["solve_seconds"] = 0.0
+        if not self.is_host:
+            self._send_rows(rows, gone)
+            self._times["exchange_seconds"] += time.perf_counter() - started
+            return
+        collected = [(*rows, gone)] + [self._receive_rows(rank) for rank in range(1, self.group.size)]
+        bad = suspicious([vectors for _, vectors, _ in collected])
+        for rank, ((indices, vectors, forgotten), rejected) in enumerate(zip(collected, bad, strict=True)):
+            if rejected.any():
+                self._tell_of(rank, int(rejected.sum()), rejected.size)
+                if self._table:  # these examples keep the sketch they had
+                    indices, vectors = indices[~rejected], vectors[~rejected]
+                else:  # a pair's place must not be lost: as in the rules, they count as zero
+                    vectors = np.where(rejected[:, None], np.float32(0), vectors)
+            if forgotten.size:
+                forget(self.rule, forgotten)
+            self._feed(indices, vectors)
+        self._times["exchange_seconds"] += time.perf_counter() - started
+
+    def _feed(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
+        if not indices.size:
+            return
+        if self._stash is not None:
+            self._stash.append((indices, vectors))
+        else:
+            self.rule.observe(indices, vectors)
+
+    def _close(self, turn: int) -> IntArray:
+        """This rank's part of the next order: the host finds it, and sends every rank its own."""
+        if not self.is_host:
+            part = torch.empty(self._length, dtype=self._number)
+            self.group.receive([part], 0, patience=2.0)  # the host may itself wait for another rank
+            self.group.count(f"{turn}/received")
+            return part.numpy().astype(np.int64)
+        started = time.perf_counter()
+        if self._stash is not None:
+            self._feed_in_order()
+        order = self.rule.next_order()
+        self._times["solve_seconds"] += time.perf_counter() - started
+        started = time.perf_counter()
+        for rank in range(1, self.group.size):
+            part = torch.from_numpy(self.layout.part(order, rank)).to(self._number)
+            self.group.send([part], rank)
+        if self.group.counted(f"{turn}/received", self.group.size - 1):
+            self.group.decide(f"{turn}/verdict", "commit")
+        self._times["exchange_seconds"] += time.perf_counter() - started
+        return self.layout.part(order)
+
+    def _feed_in_order(self) -> None:
+        """Give an online rule what all ranks saw, in the order of the walk."""
+        assert self._stash is not None
+        assert self.walk is not None
+        indices, vectors = _join(self._stash, self._dim)
+        self._stash = []
+        place = np.empty(len(self.rule.order), np.int64)
+        place[self.walk] = np.arange(len(self.walk))
+        sequence = np.argsort(place[indices], kind="stable")
+        self.rule.observe(indices[sequence], vectors[sequence])
+
+    def _send_rows(self, rows: Rows, gone: IntArray) -> None:
+        indices, vectors = rows
+        values, exponent = _pack(vectors, self._payload)
+        header = torch.tensor([indices.size, gone.size, exponent, 0], dtype=torch.int64)
+        numbers = torch.from_numpy(np.concatenate([indices, gone])).to(self._number)
+        self.group.send([header], 0)
+        self.group.send([numbers, values], 0)
+
+    def _receive_rows(self, rank: int) -> tuple[IntArray, NDArray[np.float32], IntArray]:
+        header = torch.empty(_HEADER, dtype=torch.int64)
+        self.group.receive([header], rank)
+        count, gone, exponent, _ = header.tolist()
+        limit = len(self.rule.order) + self.layout.batch_size
+        if not 0 <= count <= 2 * limit or not 0 <= gone <= 2 * limit:
+            raise RankFault(rank, f"it announced {count} sketches, which cannot be")
+        numbers = torch.empty(count + gone, dtype=self._number)
+        values = torch.empty(count, self._dim, dtype=self._payload)
+        self.group.receive([numbers, values], rank)
+        indices = numbers.numpy().astype(np.int64)
+        if indices.size and (indices.min() < 0 or indices.max() >= len(self.rule.order)):
+            raise RankFault(rank, "it sent numbers of examples that do not exist")
+        return indices[:count], np.ldexp(values.float().numpy(), -exponent), indices[count:]
+
+    def _tell_of(self, rank: int, rows: int, of: int) -> None:
+        logger.warning(
+            "rank %d sent %d sketches (of %d) that are not finite or far larger than other ranks': they are left out",
+            rank,
+            rows,
+            of,
+        )
+
+
+def _join(rows: list[Rows], dim: int) -> Rows:
+    if not rows:
+        return np.empty(0, np.int64), np.empty((0, dim), np.float32)
+    return np.concatenate([i for i, _ in rows]), np.concatenate([v for _, v in rows])
+
+
+def _join_indices(parts: list[IntArray]) -> IntArray:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _pack(vectors: NDArray[np.float32], dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """(b, K) in the payload's precision, times 2 to the returned power, which brings half precision into its range."""
+    values = torch.from_numpy(vectors)
+    if dtype != torch.float16 or not vectors.size:
+        return values.to(dtype), 0
+    sizes = np.abs(vectors).max(axis=1)
+    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+    typical = float(np.median(sizes)) if sizes.size else 1.0
+    exponent = -round(math.log2(typical))
+    limit = torch.finfo(torch.float16).max
+    scaled = torch.from_numpy(np.ldexp(vectors, exponent))
+    return torch.where(scaled.isfinite(), scaled.clamp(-limit, limit), scaled).to(dtype), exponent
