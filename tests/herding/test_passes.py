@@ -13,6 +13,7 @@ from heeler.herding import (
     pair_pass,
     parallel_herding_bound,
     reference,
+    solve,
 )
 from tests.herding.strategies import DTYPES, centred, flat_order, shards, split, vectors
 
@@ -89,6 +90,22 @@ def test_decisions_on_real_numbers_agree_up_to_rounding(dtype):
     np.testing.assert_array_equal(
         pair_pass(table, order), reference.coordinated_pair_pass(table.astype(float), [order])[0]
     )
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-25])
+def test_products_beyond_float32_are_balanced_all_the_same(scale):
+    table = centred(np.random.default_rng(0).integers(-3, 4, (50, 5))).astype(np.float32)
+    order = np.random.default_rng(1).permutation(100)
+    large = table * np.float32(scale)
+    exact = reference.balance_pass(large.astype(float), order)
+    np.testing.assert_array_equal(balance_pass(large, order), exact)
+    assert herding_bound(large, solve(large, order)).two < 0.7 * herding_bound(large, order).two
+
+
+def test_a_spread_that_float32_would_lose_beside_the_mean():
+    table = centred(np.random.default_rng(0).integers(-3, 4, (50, 5))).astype(np.float32) / 4 + 2.0**20
+    order = np.random.default_rng(1).permutation(100)
+    np.testing.assert_array_equal(balance_pass(table, order), reference.balance_pass(table.astype(float), order))
 
 
 def test_cd_grab_by_hand():

@@ -28,6 +28,8 @@ class Problem:
     """(n + 1,) where each shard begins in `order`."""
     means: NDArray[np.float64]
     """(n, K) mean of each shard."""
+    sums: Any
+    """Type of the sums in `balance`: float32 where that is enough, else float64."""
     batch_size: int
     """Examples per worker between two judged prefixes."""
     workers_shape: tuple[int, int] | None = None
@@ -36,12 +38,11 @@ class Problem:
     def balance(self, order: IntArray, following: IntArray, *, judge: bool = True) -> float:
         """Mean-centred pass over one shard into `following`; returns the largest squared prefix norm of `order`.
 
-        For half precision the norm is good to about four digits. Without `judge` it is left out, and is zero.
+        Where `sums` are float32 the norm is good to about four digits. Without `judge` it is left out, and is zero.
         """
         from heeler.herding import kernels
 
-        sums = np.float32 if self.table.dtype == np.uint16 else np.float64
-        mean, drift, running, prefix = check.aligned(4, self.table.shape[1], dtype=sums)
+        mean, drift, running, prefix = check.aligned(4, self.table.shape[1], dtype=self.sums)
         mean[:] = self.means[0]
         drift[:] = self.means[0] - mean
         batch_size = self.batch_size if judge else 0
@@ -142,12 +143,20 @@ def _with_means(
     whole = order.size == table.shape[0]
     # A whole shard's rows lie side by side: reading them in file order is several times faster than in the given order.
     rows = check.frozen(np.arange(order.size) if whole else order)
-    kernels.shard_means(table, rows, offsets, means)
+    squares = kernels.shard_means(table, rows, offsets, means)
     if not np.isfinite(means).all():
         bad = check.nonfinite_rows(floats)
         bad = bad[np.isin(bad, order)]
         if not screen or bad.size == 0:
             raise check.refuse_nonfinite(bad)
         table = check.as_bits(check.screened_copy(floats, bad))
-        kernels.shard_means(table, rows, offsets, means)
-    return Problem(table, order, offsets, means, batch_size, shape)
+        squares = kernels.shard_means(table, rows, offsets, means)
+    return Problem(table, order, offsets, means, _sums(table, means, squares / order.size), batch_size, shape)
+
+
+def _sums(table: Array, means: NDArray[np.float64], square: float) -> Any:
+    """float32 for float16 and float32 vectors whose mean square is such that products neither overflow nor vanish, and
+    whose spread is not lost beside their mean."""
+    spread = square - float(np.max(np.sum(means**2, axis=1)))
+    plain = 1e-20 < square < 1e20 and spread > 1e-6 * square
+    return np.float32 if plain and table.dtype != np.float64 else np.float64

@@ -7,9 +7,10 @@ Hence three things done throughout:
 - half-precision rows are read as bits and widened in the registers (`_narrow`: one instruction for sixteen);
 - each row is read once: a walk that balances an order also judges the order it walks (its largest prefix norm).
 
-Sums are float64, but for the mean-centred walk over half-precision rows, which carry 11 bits: there float32 serves, at
-twice the speed, and `prefix_walk` has the last word on bounds. `reassoc` and `contract` let sums be split over vector
-lanes; comparisons keep their meaning (no `nnan`). Nothing here checks its input: that is done in `_validate`.
+Sums are float64, but for the mean-centred walk over half and single precision: signs do not need more than float32
+there, which takes half the time, and `prefix_walk` has the last word on bounds. `reassoc` and `contract` let sums be
+split over vector lanes; comparisons keep their meaning (no `nnan`). Nothing here checks its input: that is done in
+`_validate`.
 """
 
 from typing import Any
@@ -111,8 +112,8 @@ def gather_sum(table, order, total):
 
 @njit(**_COMPILE)
 def shard_means(table, order, offsets, means):
-    """Mean of each shard's rows into means (n, K) float64; zero for an empty shard."""
-    ahead = _ahead(table)
+    """Mean of each shard's rows into means (n, K) float64, zero for an empty shard; returns the sum of all squares."""
+    ahead, squares = _ahead(table), 0.0
     for j in range(offsets.size - 1):
         mean = means[j]
         mean[:] = 0.0
@@ -121,11 +122,14 @@ def shard_means(table, order, offsets, means):
                 _prefetch(table, order[t + ahead])
             row = order[t]
             for k in range(table.shape[1]):
-                mean[k] += _value(table[row, k])
+                x = _value(table[row, k])
+                mean[k] += x
+                squares += x * x
         size = offsets[j + 1] - offsets[j]
         if size > 0:
             for k in range(table.shape[1]):
                 mean[k] /= size
+    return squares
 
 
 @njit(**_COMPILE)

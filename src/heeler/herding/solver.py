@@ -110,7 +110,7 @@ def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[I
     """(best order, squared bounds of the given, the best and the random order, passes walked).
 
     A walk judges the order it starts from, so that a pass and its judging read the table once. Where that judgement is
-    rounded (half precision) it chooses among passes only; who wins in the end `prefix_norms` decides.
+    rounded (float32 sums) it chooses among passes only; who wins in the end `prefix_norms` decides.
     """
     group = sharing_groups(np.diff(problem.offsets), problem.table.shape[1])
     alone = group.size == 1
@@ -137,7 +137,7 @@ def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[I
         current, following = following, current
     finalists = [(bound_random, random), (problem.prefix_norms(current)[1], current)]
     if best is not problem.order:
-        rounded = alone and problem.table.dtype == np.uint16
+        rounded = alone and problem.sums == np.float32
         finalists.append((problem.prefix_norms(best)[1] if rounded else bound_best, best))
     bound_best, best = min(finalists, key=lambda finalist: finalist[0])
     if bound_best > PROGRESS**2 * bound_given:  # too close for a rounded judgement
