@@ -63,7 +63,7 @@ def _philox(seed: int, name: str) -> np.random.Philox:
 
 
 def split_dim(dim: int) -> tuple[int, int]:
-    """k_rows · k_cols = dim, as near to a square as dim allows: 256 → 16 × 16, 512 → 16 × 32. A large weight's split."""
+    """k_rows · k_cols = dim, as near to a square as dim allows: 256 → 16 × 16, 512 → 16 × 32."""
     k_rows = next(k for k in range(math.isqrt(dim), 0, -1) if dim % k == 0)
     return k_rows, dim // k_rows
 
