@@ -45,6 +45,18 @@ class Folder:
         if named and not self.path.is_dir():
             raise MissingData(f"there is no data folder {self.path}: name one with --data DIR or HEELER_DATA")
 
+    @classmethod
+    def cache(cls) -> Folder:
+        """The folder in the home directory, where what a read-only folder cannot take is kept."""
+        return cls.at(DEFAULT.expanduser())
+
+    @classmethod
+    def at(cls, path: Path) -> Folder:
+        """A folder that need not exist yet."""
+        folder = cls.__new__(cls)
+        folder.path, folder.progress = path, None
+        return folder
+
     def find(self, name: str) -> Path | None:
         """The file `name`, plain or as name.xz or name.gz; None if there is none."""
         for suffix in ("", ".xz", ".gz"):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,9 +103,7 @@ def _load(
     weight_decay: float,
 ) -> tuple[Examples, float | None]:
     task = get_task(name)
-    folder = Folder()
-    folder.path = type(folder.path)(path)
-    examples = task.load(folder, dict(options))
+    examples = task.load(Folder.at(Path(path)), dict(options))
     full = len(examples) // step * step
     if full == 0:
         raise ValueError(f"{name} has {len(examples)} training examples, fewer than one step of {step}")
