@@ -166,9 +166,9 @@ class CoordinatedTurnover:
     def _begin_round(self) -> None:
         rows, gone = _join(self._waiting, self._dim), _join_indices(self._forgotten)
         self._waiting, self._forgotten = [], []
-        first = self._rounds_begun == 0
+        first, turn = self._rounds_begun == 0, self._turns
         self._rounds_begun += 1
-        self._worker.submit(lambda: self._guarded(lambda: self._round(rows, gone, first)))
+        self._worker.submit(lambda: self._guarded(turn, lambda: self._round(rows, gone, first)))
 
     def _begin_close(self) -> None:
         turn = self._turns
@@ -178,7 +178,7 @@ class CoordinatedTurnover:
             if self.is_host:
                 self._worker.submit(lambda: self.group.decide(f"{turn}/verdict", "commit"))
             return
-        self._closing = self._worker.submit(lambda: self._guarded(lambda: self._close(turn)))
+        self._closing = self._worker.submit(lambda: self._guarded(turn, lambda: self._close(turn)))
 
     def _take_agreed(self) -> None:
         """Use the new order if all have it."""
@@ -190,7 +190,8 @@ class CoordinatedTurnover:
             part = self._closing.result(patience)
             verdict = self.group.decided(key, patience, "abort 0 it reached no verdict in time")
         except RankFault as fault:
-            verdict = self.group.decide(key, f"abort {fault.rank} {fault.why}")
+            # When a transfer fails, gloo closes every connection: the host knows best which rank was at fault.
+            verdict = self.group.decided(key, self.group.timeout, _abort(fault))
         except FutureTimeout:
             verdict = self.group.decide(key, "abort 0 it did not answer in time")
         if verdict == "commit":
@@ -219,8 +220,8 @@ class CoordinatedTurnover:
 
     # In the thread
 
-    def _guarded(self, task: Callable[[], T]) -> T:
-        """Do a task, unless one before it has failed: nobody waits twice for a rank that is lost."""
+    def _guarded(self, turn: int, task: Callable[[], T]) -> T:
+        """Do a task of this turn, unless one before it has failed: nobody waits twice for a rank that is lost."""
         if self._failed is None:
             try:
                 return task()
@@ -228,6 +229,8 @@ class CoordinatedTurnover:
                 self._failed = fault
             except Exception as error:
                 self._failed = RankFault(self.group.rank, f"{type(error).__name__}: {error}")
+            if self.is_host:
+                self.group.decide(f"{turn}/verdict", _abort(self._failed))
         raise self._failed
 
     def _round(self, rows: Rows, gone: IntArray, first: bool) -> None:
@@ -323,6 +326,10 @@ class CoordinatedTurnover:
             rows,
             of,
         )
+
+
+def _abort(fault: RankFault) -> str:
+    return f"abort {fault.rank} {fault.why}"
 
 
 def _join(rows: list[Rows], dim: int) -> Rows:

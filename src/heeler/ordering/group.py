@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,17 +86,14 @@ class Group:
 
     def decide(self, key: str, verdict: str) -> str:
         """Write `verdict` unless something stands there already; returns what stands there."""
-        return bytes(self._store.compare_set(key, "", verdict)).decode()
+        try:
+            return bytes(self._store.compare_set(key, "", verdict)).decode()
+        except RuntimeError:  # the store lives in one of the ranks, and is gone with it
+            return "abort 0 the process group's store is gone"
 
     def decided(self, key: str, wait: float, otherwise: str) -> str:
         """The decision, waiting for it up to `wait` seconds and then writing `otherwise` oneself."""
-        deadline = time.monotonic() + wait
-        pause = 0.0005
-        while time.monotonic() < deadline:
-            if self._store.check([key]):
-                return bytes(self._store.get(key)).decode()
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
+        self._poll(lambda: bool(self._store.check([key])), wait)
         return self.decide(key, otherwise)
 
     def count(self, key: str) -> None:
@@ -105,11 +102,17 @@ class Group:
 
     def counted(self, key: str, target: int) -> bool:
         """Whether the counter reaches `target` in time."""
-        deadline = time.monotonic() + self.timeout
+        return self._poll(lambda: self._store.add(key, 0) >= target, self.timeout)
+
+    def _poll(self, ready: Callable[[], bool], wait: float) -> bool:
+        deadline = time.monotonic() + wait
         pause = 0.0005
         while time.monotonic() < deadline:
-            if self._store.add(key, 0) >= target:
-                return True
+            try:
+                if ready():
+                    return True
+            except RuntimeError:  # see decide
+                return False
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
         return False

@@ -1,0 +1,102 @@
+"""Real processes with a real gloo group, and a problem whose gradients are small integers: exact in any order of sums."""
+
+import datetime
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import heeler
+
+FEATURES = 3
+
+
+def run_ranks(
+    ranks: int, task: Callable[..., Any], *args: Any, timeout: float = 60.0, lost: tuple[int, ...] = ()
+) -> list[Any]:
+    """`task(rank, *args)` in `ranks` forked processes with a process group; their results, None for `lost` ranks."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=_rank, args=(rank, ranks, folder, task, args), daemon=True) for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for rank, process in enumerate(processes):
+            if rank not in lost:
+                process.join(timeout)
+        results = []
+        for rank, process in enumerate(processes):
+            if rank in lost:
+                process.kill()
+                results.append(None)
+                continue
+            assert process.exitcode is not None, f"rank {rank} hangs"
+            outcome = torch.load(Path(folder) / f"result-{rank}", weights_only=False)
+            if isinstance(outcome, str) and outcome.startswith("Traceback"):
+                raise AssertionError(f"rank {rank}: {outcome}")
+            results.append(outcome)
+        return results
+
+
+def _rank(rank: int, ranks: int, folder: str, task: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", f"file://{folder}/store", rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60)
+    )
+    try:
+        result = task(rank, *args)
+    except BaseException:
+        result = traceback.format_exc()
+    torch.save(result, Path(folder) / f"result-{rank}.part")
+    (Path(folder) / f"result-{rank}.part").rename(Path(folder) / f"result-{rank}")
+    # No destroy_process_group: a test of a lost rank must not wait for it.
+
+
+def problem(examples: int, seed: int = 0) -> tuple[TensorDataset, nn.Module]:
+    """Integer data and weights: every gradient is exact, whatever the batch."""
+    rng = np.random.default_rng(seed)
+    inputs = torch.from_numpy(rng.integers(-3, 4, (examples, FEATURES)).astype(np.float32))
+    targets = torch.from_numpy(rng.integers(-3, 4, (examples, 1)).astype(np.float32))
+    model = nn.Sequential(nn.Linear(FEATURES, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.from_numpy(rng.integers(-2, 3, tuple(parameter.shape)).astype(np.float32)))
+    return TensorDataset(inputs, targets), model
+
+
+def gradients(dataset: TensorDataset, model: nn.Module) -> np.ndarray:
+    """(N, K) each example's gradient of half its squared error."""
+    inputs, targets = dataset.tensors
+    with torch.no_grad():
+        residual = model(inputs) - targets
+    return torch.cat([residual * inputs, residual], dim=1).numpy()
+
+
+def walk(model: nn.Module, sampler: heeler.Sampler, loader: DataLoader, epochs: int) -> list[list[int]]:
+    """Run epochs without changing the weights; the indices of each."""
+    orders = []
+    for _ in range(epochs):
+        seen: list[int] = []
+        for inputs, targets in loader:
+            seen += sampler.indices[len(seen) : len(seen) + len(inputs)].tolist()
+            ((model(inputs) - targets).square().sum() / 2).backward()
+        orders.append(seen)
+    return orders
+
+
+def set_up(
+    dataset: TensorDataset, model: nn.Module, **options: Any
+) -> tuple[heeler.Sampler, heeler.Handle, DataLoader]:
+    batch_size = options.setdefault("batch_size", 4)
+    sampler = heeler.Sampler(dataset, **options)
+    handle = heeler.attach(model, sampler, reduction="sum")
+    return sampler, handle, DataLoader(dataset, batch_size=batch_size, sampler=sampler)
