@@ -1,4 +1,4 @@
-"""Real processes with a real gloo group, and a problem whose gradients are small integers: exact in any order of sums."""
+"""Real processes with a gloo group, and a problem whose gradients are small integers: exact in any order of sums."""
 
 import datetime
 import multiprocessing
