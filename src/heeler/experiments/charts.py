@@ -48,6 +48,22 @@ def draw(summaries: Sequence[Summary], target: Path | BinaryIO, *, by_time: bool
     plt.close(figure)
 
 
+def draw_bounds(curves: dict[str, Floats], target: Path | BinaryIO) -> None:
+    """Each line's herding bound by epoch, over that of a random order. PNG."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
+    for number, (name, values) in enumerate(curves.items()):
+        colour, dash = style(name, number)
+        axes.plot(np.arange(1, values.size + 1), values, color=colour, linestyle=dash, linewidth=2, label=name)
+    axes.axhline(1.0, color="#7f7f7f", linewidth=1, linestyle=":")
+    axes.set(xlabel="epoch", ylabel="herding bound ÷ random order's", yscale="log")
+    _plain(axes)
+    figure.canvas.draw()
+    _name_lines(axes)
+    figure.savefig(target, dpi=120, format="png")
+    plt.close(figure)
+
+
 def panel(axes: Any, lines: Sequence[Line], x: str, y: str) -> None:
     """One chart: the mean over seeds, with all seeds between the shaded edges."""
     logarithmic = _spans_decades(lines, y)
@@ -64,6 +80,10 @@ def panel(axes: Any, lines: Sequence[Line], x: str, y: str) -> None:
     axes.set(xlabel="training seconds" if x == "seconds" else "epoch", ylabel=NAMES.get(y, y))
     if logarithmic:
         axes.set_yscale("log")
+    _plain(axes)
+
+
+def _plain(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -92,6 +112,8 @@ def _name_lines(axes: Any, gap: float = 14.0, width: float = 60.0) -> None:
     to_pixels, to_data = axes.transData, axes.transData.inverted()
     ends = []
     for line in axes.get_lines():
+        if str(line.get_label()).startswith("_"):
+            continue  # a rule drawn across, not a curve
         x, y = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
         finite = np.flatnonzero(np.isfinite(y))
         if finite.size:

@@ -11,7 +11,7 @@ from typing import Any
 
 from heeler.experiments.folder import Folder
 from heeler.experiments.setup import Run
-from heeler.experiments.training import Record, train
+from heeler.experiments.training import OneProcess, Record, train
 
 OnRecord = Callable[[Run, Record], None]
 
@@ -49,7 +49,9 @@ def is_finished(out: Path, run: Run) -> bool:
     return result_path(out, run).is_file()
 
 
-def carry_out(run: Run, folder: Folder, out: Path, on_record: OnRecord | None = None) -> Result:
+def carry_out(
+    run: Run, folder: Folder, out: Path, on_record: OnRecord | None = None, place: OneProcess | None = None
+) -> Result:
     """Train, unless that was done before; the file gets its name only once the run has ended."""
     path = result_path(out, run)
     if path.is_file():
@@ -57,7 +59,7 @@ def carry_out(run: Run, folder: Folder, out: Path, on_record: OnRecord | None = 
     out.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
     with partial.open("w") as file:
-        for record in train(run, folder):
+        for record in train(run, folder, place):
             file.write(json.dumps(record) + "\n")
             file.flush()
             if on_record is not None:

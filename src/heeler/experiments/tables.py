@@ -21,11 +21,11 @@ def print_summary(summary: Summary, console: Console) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True, min_width=max(len(row.name) for row in summary.rows))
     epochs = sorted({e for row in summary.rows for e in row.loss_at})
-    epochs = epochs[-2:] if console.width < 96 else epochs[-4:] if console.width < 140 else epochs
+    epochs = epochs[-2:] if console.width < 100 else epochs[-4:] if console.width < 140 else epochs
     baseline = summary.baseline or "baseline"
     heads = [*map(str, epochs), f"epochs / s to\n{baseline}'s last", summary.metric.replace("_", "\n"), "s an\nepoch"]
     for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
+        table.add_column(head, justify="right", no_wrap=True, min_width=max(map(len, head.split("\n"))))
     for row in summary.rows:
         cells = [short(*row.loss_at[e]) if e in row.loss_at else "" for e in epochs]
         table.add_row(row.name, *cells, reached(row), metric(summary.metric, row), f"{row.seconds_an_epoch:.3f}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from heeler.experiments.bounds import BoundRecorder
 from heeler.experiments.folder import Folder
 from heeler.experiments.setup import Run
 from heeler.experiments.simulate import SimulatedWorkers
@@ -21,12 +22,41 @@ from heeler.experiments.tasks import Examples, Task, get_task
 from heeler.experiments.tasks.base import parameters_l2
 from heeler.experiments.tasks.linear import LinearTask, least_objective
 from heeler.herding import make_rule
-from heeler.ordering import Handle, attach
+from heeler.ordering import Handle, Sampler, attach
 
 Record = dict[str, Any]
 
 
-def train(run: Run, folder: Folder) -> Iterator[Record]:
+class OneProcess:
+    """All workers simulated in this process. `heeler.experiments.processes.Rank` is one of many."""
+
+    def sampler(self, run: Run, examples: int) -> Sampler:
+        """The sampler that the loop draws from."""
+        return SimulatedWorkers(
+            examples,
+            batch_size=run.batch_size,
+            order=run.rule,
+            workers=run.workers,
+            shards=run.shards,
+            dim=run.dim,
+            seed=run.seed,
+            rule_options={"passes": run.passes} if run.passes and run.rule == "herd" else None,
+        )
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model that the loop calls."""
+        return model
+
+    def own(self, run: Run, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What of the training data this process reads."""
+        return tensors
+
+    def step(self, run: Run) -> int:
+        """Examples of a step in this process."""
+        return run.step
+
+
+def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator[Record]:
     """Yield a "start" record, an "epoch" record before training and after every epoch, and an "end" record.
 
     `train_seconds` hold the loop and the ordering between epochs, `eval_seconds` the measuring, both summed up to that
@@ -36,18 +66,13 @@ def train(run: Run, folder: Folder) -> Iterator[Record]:
     examples, least = load(run, folder)
     _precision(task, device)
     torch.manual_seed(run.seed)
+    place = place or OneProcess()
     model = task.model(examples, run.options).to(device)
-    sampler = SimulatedWorkers(
-        len(examples),
-        batch_size=run.batch_size,
-        order=run.rule,
-        workers=run.workers,
-        shards=run.shards,
-        dim=run.dim,
-        seed=run.seed,
-        rule_options={"passes": run.passes} if run.passes and run.rule == "herd" else None,
-    )
-    handle = _attach(run, task, model, sampler)
+    called = place.wrap(model)
+    own = place.own(run, examples.train)
+    sampler = place.sampler(run, len(examples))
+    handle = _attach(run, task, called, sampler)
+    recorder = BoundRecorder(sampler) if run.bounds else None
     optimizer, scheduler = _optimizer(run, model)
     _compile_rule(run, sampler)
     yield _start(run, model, examples, least, handle)
@@ -57,9 +82,9 @@ def train(run: Run, folder: Folder) -> Iterator[Record]:
     for epoch in range(run.epochs + 1):
         batch_loss = None
         if epoch:
-            model.train()
+            called.train()
             started = time.perf_counter()
-            batch_loss = _epoch(run, task, model, sampler, examples, optimizer)
+            batch_loss = _epoch(run, task, called, batches(sampler, own, place.step(run)), optimizer)
             if handle is not None:
                 handle.collect()  # what the last step left; its way to the host is over before the next epoch asks
             if scheduler is not None:
@@ -70,6 +95,8 @@ def train(run: Run, folder: Folder) -> Iterator[Record]:
         record: Record = {"kind": "epoch", "epoch": epoch, **_evaluate(run, task, model, examples, least)}
         if epoch and handle is not None:
             record["order"] = handle.metrics()
+            if recorder is not None:
+                record["relative_bound"] = recorder.relative_bound()
         _wait(device)
         eval_seconds += time.perf_counter() - started
         if batch_loss is not None:
@@ -118,7 +145,7 @@ def _load(
     return examples, least
 
 
-def batches(sampler: SimulatedWorkers, tensors: tuple[Tensor, ...], step: int) -> Iterator[tuple[Tensor, ...]]:
+def batches(sampler: Sampler, tensors: tuple[Tensor, ...], step: int) -> Iterator[tuple[Tensor, ...]]:
     """An epoch's batches, picked on the device: for data that lies there a loader would only add time."""
     drawn = iter(sampler)
     first = list(islice(drawn, step))  # opens the epoch, so that sampler.indices is its order
@@ -135,13 +162,13 @@ def _epoch(
     run: Run,
     task: Task,
     model: nn.Module,
-    sampler: SimulatedWorkers,
-    examples: Examples,
+    batches: Iterable[tuple[Tensor, ...]],
     optimizer: torch.optim.Optimizer,
 ) -> float:
     """Train for an epoch; the mean loss of its batches."""
     total: Tensor | float = 0.0
-    for batch in batches(sampler, examples.train, run.step):
+    count = 0
+    for batch in batches:
         loss = task.losses(model, *task.prepare(batch, run.options)).mean()
         loss.backward()
         if run.clip:
@@ -149,7 +176,8 @@ def _epoch(
         optimizer.step()
         optimizer.zero_grad()
         total = total + loss.detach()
-    return float(total) * run.step / len(examples)
+        count += 1
+    return float(total) / count
 
 
 def _evaluate(run: Run, task: Task, model: nn.Module, examples: Examples, least: float | None) -> dict[str, float]:
@@ -162,8 +190,8 @@ def _evaluate(run: Run, task: Task, model: nn.Module, examples: Examples, least:
     return measures
 
 
-def _attach(run: Run, task: Task, model: nn.Module, sampler: SimulatedWorkers) -> Handle | None:
-    if not sampler.rule.needs_vectors:
+def _attach(run: Run, task: Task, model: nn.Module, sampler: Sampler) -> Handle | None:
+    if not (sampler.rule.needs_vectors or run.bounds):
         return None  # nobody reads sketches: a baseline pays for none
     exact = run.exact if run.exact is not None else task.published_exact and run.rule != "herd"
     return attach(model, sampler, exact=exact, layers=_layers(run.layers))
@@ -186,7 +214,7 @@ def _optimizer(run: Run, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
     return optimizer, scheduler
 
 
-def _compile_rule(run: Run, sampler: SimulatedWorkers) -> None:
+def _compile_rule(run: Run, sampler: Sampler) -> None:
     """Have the rule's loops compiled, on a few numbers, before any clock runs."""
     if not sampler.rule.needs_vectors:
         return

@@ -1,0 +1,138 @@
+"""A report that needs nothing but a browser: one HTML file with its pictures inside."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heeler.experiments import charts
+from heeler.experiments.records import Result, read_results
+from heeler.experiments.summary import Line, Summary, group, summarise
+from heeler.experiments.tables import metric, reached, short
+from heeler.experiments.tasks import get_task
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem } h2 { font-size: 1.25rem; margin-top: 3rem; border-top: 1px solid #ddd; padding-top: 1rem }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; display: block;
+  overflow-x: auto }
+th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #e5e5e5; white-space: nowrap }
+th:first-child, td:first-child { text-align: left } th { border-bottom: 2px solid #999; vertical-align: bottom }
+img { max-width: 100%; height: auto } details { margin: 1rem 0 } p.note { color: #555 }
+@media (prefers-color-scheme: dark) { body { background: #fff } }
+"""
+
+
+def write_report(out: Path, *, title: str = "Heeler: training in a better order") -> list[Summary]:
+    """Draw curves.png and write report.html from all finished runs in `out`; returns the tables."""
+    results = read_results(out)
+    if not results:
+        raise ValueError(f"there is no finished run in {out}")
+    tables = [summarise(task, lines) for task, lines in group(results).items()]
+    charts.draw(tables, out / "curves.png", title="line = mean over seeds, shade = all seeds")
+    (out / "report.html").write_text(html(tables, title), encoding="utf-8")
+    return tables
+
+
+def html(tables: Sequence[Summary], title: str) -> str:
+    """The whole page."""
+    parts = [f"<h1>{escape(title)}</h1>"]
+    parts.append(
+        '<p class="note">Every rule had the same initial weights, batches and budget, seed by seed. Numbers are means '
+        "over seeds ± the sample standard deviation; in the charts the shade spans all seeds. Training seconds hold "
+        "the ordering and leave the evaluation out; runs that shared a machine cannot be compared by them.</p>"
+    )
+    for table in tables:
+        parts += _section(table)
+    body = "\n".join(parts)
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n'
+
+
+def _section(table: Summary) -> list[str]:
+    parts = [f"<h2>{escape(get_task(table.task).summary)}</h2>"]
+    picture = io.BytesIO()
+    charts.draw([table], picture)
+    parts.append(_image(picture, f"Curves of {table.task}: {table.quantity} by epoch and by seconds, {table.metric}"))
+    parts.append(_main_table(table))
+    bounds = bound_curves(table.lines)
+    if bounds:
+        picture = io.BytesIO()
+        charts.draw_bounds(bounds, picture)
+        parts.append(_image(picture, f"Herding bound by epoch on {table.task}, relative to a random order"))
+    parts.append(_settings(table.lines))
+    return parts
+
+
+def _main_table(table: Summary) -> str:
+    epochs = sorted({e for row in table.rows for e in row.loss_at})
+    base = next((row for row in table.rows if row.name == table.baseline), None)
+    quantity = charts.NAMES.get(table.quantity, table.quantity)
+    head = ["", *(f"epoch {e}" for e in epochs), "epochs / s to<br>the baseline's last", escape(table.metric)]
+    head += ["s an epoch", "× random", "seeds"]
+    rows = []
+    for row in table.rows:
+        cells = [escape(row.name)]
+        cells += [short(*row.loss_at[e]) if e in row.loss_at else "" for e in epochs]
+        ratio = f"{row.seconds_an_epoch / base.seconds_an_epoch:.2f}" if base else "–"
+        seeds = f"{row.seeds}" + (f", {row.diverged} diverged" if row.diverged else "")
+        cells += [reached(row), metric(table.metric, row), f"{row.seconds_an_epoch:.3g}", ratio, seeds]
+        rows.append(cells)
+    return f"<p>{escape(quantity.capitalize())} after each epoch:</p>" + _table(head, rows)
+
+
+def bound_curves(lines: Sequence[Line]) -> dict[str, np.ndarray]:
+    """Name → (epochs,) the order's herding bound over a random order's, the mean over seeds, where it was recorded.
+
+    Runs with `bounds` measured it on the gradients of the epoch itself; otherwise `herd` tells what its solve expected.
+    """
+    curves = {}
+    for line in lines:
+        rows = [[_relative_bound(e) for e in result.epochs[1:]] for result in line.results]
+        values = np.array([row for row in rows if len(row) == len(rows[0])], float)
+        if values.size and np.isfinite(values).any():
+            curves[line.name] = values.mean(axis=0)
+    return curves
+
+
+def _relative_bound(record: dict[str, Any]) -> float:
+    if record.get("relative_bound") is not None:
+        return float(record["relative_bound"])
+    order = record.get("order") or {}
+    if "herding_bound" not in order:
+        return float("nan")
+    return float(order["herding_bound"]) / max(float(order["herding_bound_random"]), 1e-30)
+
+
+def _settings(lines: Sequence[Line]) -> str:
+    """What was run, folded away: settings that all runs share, then what differs, then versions."""
+    first: list[Result] = [line.results[0] for line in lines]
+    settings = [result.run.to_json() for result in first]
+    hidden = {"label", "seed", "rule", "task"}
+    shared = {k: v for k, v in settings[0].items() if k not in hidden and all(s[k] == v for s in settings)}
+    rows = [[escape(str(k)), escape(str(v))] for k, v in shared.items()]
+    for line, setting, result in zip(lines, settings, first, strict=True):
+        own = {k: v for k, v in setting.items() if k not in shared and k not in hidden - {"rule"}}
+        own["vectors"] = result.start.get("vectors", "none")
+        rows.append([escape(line.name), escape(str(own))])
+    facts = ("parameters", "examples", "test_examples", "least_objective")
+    rows += [[fact.replace("_", " "), escape(str(first[0].start.get(fact)))] for fact in facts]
+    rows += [[escape(k), escape(str(v))] for k, v in first[0].start["versions"].items()]
+    return "<details><summary>Settings and versions</summary>" + _table(["", ""], rows) + "</details>"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{cell}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _image(picture: io.BytesIO, alt: str) -> str:
+    data = base64.b64encode(picture.getvalue()).decode()
+    return f'<p><img alt="{escape(alt)}" src="data:image/png;base64,{data}"></p>'

@@ -1,0 +1,188 @@
+"""Runs: fair, repeatable, kept on disk, summed up rightly."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from heeler.experiments import plans
+from heeler.experiments import run as runner
+from heeler.experiments.records import Result, carry_out, from_records, is_finished, read_results, result_path
+from heeler.experiments.report import write_report
+from heeler.experiments.setup import Run
+from heeler.experiments.summary import Line, first_reached, group, summarise
+from heeler.experiments.tasks import get_task, settings
+from heeler.experiments.training import batches, train
+
+
+def test_rules_start_alike_and_part_after_the_first_epoch(tiny):
+    results = {}
+    for rule in ("random", "cd-grab", "herd"):
+        run = settings(get_task("digits"), rule, 3, epochs=2, workers=4, batch_size=4, shards="local")
+        results[rule] = from_records(run, train(run, tiny)).series("suboptimality")
+    first = {rule: values[:2] for rule, values in results.items()}
+    assert first["cd-grab"] == pytest.approx(first["random"], rel=1e-6)
+    assert first["herd"] == pytest.approx(first["random"], rel=1e-6)
+    assert len({values[2] for values in results.values()}) == 3
+
+
+def test_the_same_run_gives_the_same_numbers(tiny):
+    run = settings(get_task("digits-mlp"), "herd", 1, epochs=3)
+    one, two = (from_records(run, train(run, tiny)).series("train_loss") for _ in range(2))
+    assert one == two
+
+
+def test_simulated_workers_step_as_ddp_would(tiny):
+    """The gradient of the concatenated batch is the mean of the workers' gradients."""
+    from heeler.experiments.simulate import SimulatedWorkers
+
+    x, y = torch.randn(24, 5), torch.randint(0, 3, (24,))
+    sampler = SimulatedWorkers(24, batch_size=2, order="random", workers=3, shards="local", seed=4)
+    model = torch.nn.Linear(5, 3)
+    features, label = next(iter(batches(sampler, (x, y), 6)))
+    whole = torch.autograd.grad(torch.nn.functional.cross_entropy(model(features), label), model.weight)[0]
+    own = sampler.rule.order.reshape(3, 8)[:, :2]
+    parts = [
+        torch.autograd.grad(torch.nn.functional.cross_entropy(model(x[rows]), y[rows]), model.weight)[0] for rows in own
+    ]
+    assert torch.allclose(whole, torch.stack(parts).mean(0), atol=1e-6)
+
+
+def test_herding_beats_random_on_a_convex_task(tiny):
+    def last(rule):
+        run = settings(get_task("digits"), rule, 0, epochs=12)
+        return np.mean(from_records(run, train(run, tiny)).series("suboptimality")[-3:])
+
+    assert last("herd") < last("random") / 2
+
+
+def test_finished_runs_are_not_repeated_and_failures_are_noted(tiny, tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    entries = [
+        {
+            "task": "digits",
+            "rules": ["random"],
+            "seeds": 1,
+            "epochs": 1,
+            "label": "broken",
+            "lr": 1e-3,
+            "layers": "all",
+        },
+        {"task": "digits", "rules": ["herd"], "seeds": 1, "epochs": 1, "layers": "name:nothing"},
+        {"task": "digits", "rules": ["random"], "seeds": 2, "epochs": 1},
+    ]
+    plan.write_text(json.dumps(entries))
+    arguments = ["--plan", str(plan), "--out", str(tmp_path / "out"), "--data", str(tiny.path)]
+    assert runner.main(arguments) == 1
+    assert len(list((tmp_path / "out").glob("*.jsonl"))) == 3
+    assert "no layer is left" in next((tmp_path / "out").glob("*.failed")).read_text()
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.jsonl")}
+    assert runner.main(arguments) == 1
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.jsonl")}
+    assert "3 finished before" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_leaves_no_result(tiny, tmp_path):
+    run = settings(get_task("digits"), "random", epochs=3)
+
+    def stop(run, record):
+        if record.get("epoch") == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(run, tiny, tmp_path, stop)
+    assert not is_finished(tmp_path, run)
+    assert len(carry_out(run, tiny, tmp_path).epochs) == 4
+
+
+def test_runs_go_to_json_and_back():
+    run = settings(get_task("hmda"), "herd", 2, options={"limit": 5})
+    again = Run.from_json(json.loads(json.dumps(run.to_json())))
+    assert again == run
+    assert again.key == run.key
+    assert run.but(lr=1.0).key != run.key
+    with pytest.raises(ValueError, match="no such setting: epocs"):
+        settings(get_task("hmda"), "herd", epocs=3)
+    with pytest.raises(ValueError, match="no rule 'hurd'"):
+        settings(get_task("hmda"), "hurd")
+
+
+def test_a_run_that_diverges_ends_early_and_says_so(tiny, tmp_path):
+    run = settings(get_task("digits-mlp"), "random", epochs=5, lr=1e30)
+    result = carry_out(run, tiny, tmp_path)
+    assert result.end["diverged"]
+    assert len(result.epochs) < 6
+    assert summarise("digits-mlp", [Line("random", [result])]).rows[0].diverged == 1
+
+
+def made_up(rule, seed, losses, seconds=1.0):
+    epochs = [
+        {"epoch": i, "train_loss": v, "suboptimality": v, "test_accuracy": 0.5, "train_seconds": i * seconds}
+        for i, v in enumerate(losses)
+    ]
+    versions = {"torch": "2", "device": "none"}
+    start = {"versions": versions, "parameters": 3, "examples": 4, "test_examples": 1, "least_objective": 0.0}
+    run = settings(get_task("digits"), rule, seed)
+    return Result(run, start, epochs, {"diverged": False, "eval_seconds": 0.1})
+
+
+def test_summary_times_to_the_baselines_last_value():
+    results = [made_up("random", 0, [9, 4, 3, 2]), made_up("random", 1, [9, 4, 3, 4])]
+    results += [made_up("herd", 0, [9, 5, 2.5, 1], 2.0), made_up("herd", 1, [9, 5, 2.5, 1], 2.0)]
+    table = summarise("digits", group(results)["digits"])
+    assert table.target == 3
+    random, herd = table.rows
+    assert (random.epochs_to_target, herd.epochs_to_target) == (2, 2)
+    assert (random.seconds_to_target, herd.seconds_to_target) == (2.0, 4.0)
+    assert random.loss_at[3] == pytest.approx((3.0, 2**0.5))
+    assert herd.seconds_an_epoch == 2.0
+    assert first_reached(np.array([0.0, 5.0]), 1.0) is None  # before training does not count
+
+
+def test_report_needs_nothing_from_outside(tiny, tmp_path):
+    for run in plans.comparison("digits", ["random", "herd"], 2, epochs=2, bounds=True):
+        carry_out(run, tiny, tmp_path)
+    write_report(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert page.count("data:image/png;base64,") == 2  # curves and herding bounds
+    assert "http" not in page
+    assert "Settings and versions" in page
+    assert all(r.epochs[-1]["relative_bound"] > 0 for r in read_results(tmp_path))
+
+
+def test_recorded_bound_of_random_is_about_one_and_of_herd_less(tiny):
+    def bound(rule):
+        run = settings(get_task("digits"), rule, 0, epochs=4, bounds=True)
+        return [e["relative_bound"] for e in from_records(run, train(run, tiny)).epochs[2:]]
+
+    assert 0.4 < np.mean(bound("random")) < 2.5
+    assert np.mean(bound("herd")) < 0.6
+
+
+@pytest.mark.parametrize("name", plans.SWEEPS)
+def test_sweeps_vary_something_and_name_it(name):
+    runs = plans.sweep(name, "digits-mlp", 2, epochs=1)
+    assert len({run.key for run in runs}) == len(runs)
+    by_name = {}
+    for run in runs:
+        by_name.setdefault(run.name, set()).add(run.but(seed=0).key)
+    assert len(by_name) >= 3
+    assert all(len(keys) == 1 for keys in by_name.values())  # one line, one setting
+
+
+def test_the_runner_needs_neither_typer_nor_rich_nor_matplotlib(tiny, tmp_path):
+    (tmp_path / "plan.json").write_text('[{"task": "digits", "rules": ["random"], "seeds": 2, "epochs": 1}]')
+    script = (
+        "import sys\n"
+        "for name in ('typer', 'rich', 'matplotlib'): sys.modules[name] = None\n"
+        "from heeler.experiments.run import main\n"
+        f"sys.exit(main(['--plan', {str(tmp_path / 'plan.json')!r}, '--out', {str(tmp_path)!r}, "
+        f"'--data', {str(tiny.path)!r}]))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+    assert result_path(tmp_path, settings(get_task("digits"), "random", 1, epochs=1)).is_file()
