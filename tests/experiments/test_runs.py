@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def test_report_needs_nothing_from_outside(tiny, tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert page.count("data:image/png;base64,") == 2  # curves and herding bounds
-    assert "http" not in page
+    assert "://" not in page  # which base64 cannot hold by chance
     assert "Settings and versions" in page
     assert all(r.epochs[-1]["relative_bound"] > 0 for r in read_results(tmp_path))
 
@@ -186,3 +187,24 @@ def test_the_runner_needs_neither_typer_nor_rich_nor_matplotlib(tiny, tmp_path):
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
     assert len(list(tmp_path.glob("*.jsonl"))) == 2
     assert result_path(tmp_path, settings(get_task("digits"), "random", 1, epochs=1)).is_file()
+
+
+def test_a_plan_that_is_cut_short_has_whole_tables(tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text('[{"task": "digits", "rules": ["random", "herd"], "seeds": 2}, {"task": "hmda", "seeds": 2}]')
+    first = plans.read_plan(plan)[:6]
+    assert {(run.task, run.rule) for run in first} == {
+        *(("digits", rule) for rule in ("random", "herd")),
+        *(("hmda", rule) for rule in plans.RULES),
+    }
+
+
+@pytest.mark.parametrize("path", sorted(Path(plans.__file__).parent.glob("plan_files/*.json")), ids=lambda p: p.stem)
+def test_plans_that_come_with_the_package_can_be_read(path):
+    assert len(plans.read_plan(path)) > 4
+
+
+def test_a_plan_with_a_mistake_says_where(tmp_path):
+    (tmp_path / "plan.json").write_text('[{"task": "digits"}, {"task": "digits", "epocs": 3}]')
+    with pytest.raises(ValueError, match="entry 1: no such setting: epocs"):
+        plans.read_plan(tmp_path / "plan.json")

@@ -29,7 +29,8 @@ def comparison(
 def read_plan(path: Path) -> list[Run]:
     """Runs from a JSON file: a list of {"task", "rules", "seeds", and any settings}, or of {"sweep", "task", ...}.
 
-    Every entry becomes a comparison, or the named sweep.
+    Every entry becomes a comparison, or the named sweep. All entries' first seeds come before any second one, so that a
+    plan that is cut short has whole tables of fewer seeds.
     """
     entries = json.loads(path.read_text())
     if not isinstance(entries, list):
@@ -43,7 +44,7 @@ def read_plan(path: Path) -> list[Run]:
                 runs += comparison(entry.pop("task"), entry.pop("rules", RULES), entry.pop("seeds", 3), **entry)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}, entry {number}: {error}") from None
-    return without_repeats(runs)
+    return sorted(without_repeats(runs), key=lambda run: run.seed)  # a stable sort
 
 
 def without_repeats(runs: Iterable[Run]) -> list[Run]:
