@@ -19,12 +19,14 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Train softmax regression and a small network on handwritten digits in random order, CD-GraB's and Heeler's."""
+    import torch
     from rich.console import Console
 
     from heeler.experiments.charts import draw
     from heeler.experiments.live import run_all
     from heeler.experiments.tables import as_numbers, print_summary
 
+    torch.set_num_threads(1)  # on models this small, threads spend their time waiting for one another
     started = time.perf_counter()
     console = Console(stderr=as_json)
     tables = summaries(run_all(demo_runs(TASKS, seeds, epochs), console=console, quiet=as_json))

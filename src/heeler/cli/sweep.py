@@ -19,6 +19,7 @@ def sweep(
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     option: Annotated[list[str] | None, typer.Option(help="A task's own, as NAME=JSON.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; small models are fastest with one.")] = 1,
     data: Annotated[Path | None, typer.Option(help="Data folder; else HEELER_DATA.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of results; by default runs/sweep-NAME-TASK.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
@@ -29,7 +30,8 @@ def sweep(
         runs = plans.sweep(name, task, seeds, **changes)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    carry_out_and_show(runs, data=data, out=out or Path("runs") / f"sweep-{name}-{task}", as_json=as_json)
+    folder = out or Path("runs") / f"sweep-{name}-{task}"
+    carry_out_and_show(runs, data=data, out=folder, as_json=as_json, threads=threads)
 
 
 def report(

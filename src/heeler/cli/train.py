@@ -29,6 +29,7 @@ def train(
     option: Annotated[list[str] | None, typer.Option(help="A task's own, as NAME=JSON: limit=14080.")] = None,
     bounds: Annotated[bool, typer.Option(help="Record every rule's herding bound; costs time.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; small models are fastest with one.")] = 1,
     data: Annotated[Path | None, typer.Option(help="Data folder; else HEELER_DATA.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of results; by default runs/TASK.")] = None,
     simulate: Annotated[bool, typer.Option(help="All workers in this process, or real ones over gloo.")] = True,
@@ -53,7 +54,7 @@ def train(
         from heeler.experiments.processes import carry_out_in_processes
 
         carry_out_in_processes(runs, data, out or Path("runs") / task)
-    carry_out_and_show(runs, data=data, out=out or Path("runs") / task, as_json=as_json)
+    carry_out_and_show(runs, data=data, out=out or Path("runs") / task, as_json=as_json, threads=threads)
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
@@ -70,8 +71,9 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
     return options
 
 
-def carry_out_and_show(runs: list[Any], *, data: Path | None, out: Path, as_json: bool) -> None:
+def carry_out_and_show(runs: list[Any], *, data: Path | None, out: Path, as_json: bool, threads: int = 1) -> None:
     """Run what is not finished, with live progress; then the table, the picture and the report."""
+    import torch
     from rich.console import Console
 
     from heeler.experiments.folder import Folder, MissingData
@@ -80,6 +82,7 @@ def carry_out_and_show(runs: list[Any], *, data: Path | None, out: Path, as_json
     from heeler.experiments.summary import group, summarise
     from heeler.experiments.tables import as_numbers, print_summary
 
+    torch.set_num_threads(threads)
     console = Console(stderr=as_json)
     try:
         results = run_all(runs, console=console, folder=Folder(data), out=out, quiet=as_json)
