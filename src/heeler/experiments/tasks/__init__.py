@@ -3,13 +3,13 @@
 from heeler.experiments.tasks.base import Examples, Task, settings
 from heeler.experiments.tasks.cifar import CifarLeNet, CifarResNet
 from heeler.experiments.tasks.digits import Digits, DigitsMLP
-from heeler.experiments.tasks.glue import Glue, GlueCoLA, GlueFineTune
+from heeler.experiments.tasks.glue import Glue, GlueCoLA, GlueFineTune, GlueRTE
 from heeler.experiments.tasks.hmda import Hmda
 from heeler.experiments.tasks.m4 import M4
 from heeler.experiments.tasks.wikitext import WikiTextGPT, WikiTextLSTM
 
 _ALL: tuple[type[Task], ...] = (
-    *(Digits, DigitsMLP, Hmda, Glue, GlueCoLA, GlueFineTune),
+    *(Digits, DigitsMLP, Hmda, Glue, GlueCoLA, GlueRTE, GlueFineTune),
     *(M4, WikiTextLSTM, WikiTextGPT, CifarLeNet, CifarResNet),
 )
 TASKS: dict[str, Task] = {task.name: task() for task in _ALL}

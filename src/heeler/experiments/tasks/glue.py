@@ -165,7 +165,7 @@ class Glue(LinearTask):
         "batch_size": 16,
         "workers": 4,
         "shards": "local",
-        "lr": 0.05,
+        "lr": 0.01,
         "momentum": 0.9,
         "weight_decay": 1e-4,
     }
@@ -184,6 +184,12 @@ class GlueCoLA(Glue):
     name = "glue-cola"
     summary = "GLUE CoLA, logistic regression on MiniLM embeddings (convex)"
     task = "CoLA"
+
+
+class GlueRTE(Glue):
+    name = "glue-rte"
+    summary = "GLUE RTE, logistic regression on MiniLM embeddings of both sentences (convex)"
+    task = "RTE"
 
 
 class GlueFineTune(Task):
