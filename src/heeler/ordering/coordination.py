@@ -348,9 +348,12 @@ def _pack(vectors: NDArray[np.float32], dtype: torch.dtype) -> tuple[torch.Tenso
     if dtype != torch.float16 or not vectors.size:
         return values.to(dtype), 0
     sizes = np.abs(vectors).max(axis=1)
+    largest = sizes.max()  # not a number if any is not
     sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
     typical = float(np.median(sizes)) if sizes.size else 1.0
     exponent = -round(math.log2(typical))
     limit = torch.finfo(torch.float16).max
     scaled = torch.from_numpy(np.ldexp(vectors, exponent))
+    if np.ldexp(largest, exponent) <= limit:  # nearly always, and then there is nothing to look at
+        return scaled.to(dtype), exponent
     return torch.where(scaled.isfinite(), scaled.clamp(-limit, limit), scaled).to(dtype), exponent

@@ -1,0 +1,314 @@
+"""What many workers' common order costs: bytes, seconds and waits, in real gloo processes on this machine.
+
+Training is played: the sketches are random numbers, steps take no time until the last stretch of an epoch, in which the
+next order is on its way, and every step there sleeps as long as a real one would take.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import heeler
+from heeler.herding import make_rule
+from heeler.herding.solver import solve_with_report
+from heeler.ordering.coordination import CoordinatedTurnover
+from heeler.ordering.dealing import IntArray, deal
+from heeler.ordering.turnover import EARLY_FROM
+
+STEADY_EPOCHS = 3
+"""Measured after the first, which cannot start early."""
+PUBLISHED_STEPS = 3
+PUBLISHED_BYTES = 4 << 30
+"""Memory for all ranks' gathered gradients together; where it is too little, shorter gradients are sent."""
+
+
+def measure_coordination(
+    workers: Sequence[int] = (4, 16, 64),
+    *,
+    examples: int = 100_000,
+    dim: int = 256,
+    parameters: int = 1_000_000,
+    step_ms: float = 50.0,
+    batch_size: int = 16,
+    shards: str = "global",
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Every number of workers in turn: Heeler, the same with all ranks alike, and published CD-GraB."""
+    rows = []
+    for count in workers:
+        steps = math.ceil(examples / count / batch_size)
+        epoch_seconds = steps * step_ms / 1000
+        say(f"{count} workers: one rank hosts the rule")
+        host = _host_role(count, examples, dim, step_ms, batch_size, shards, epoch_seconds)
+        say(f"{count} workers: all ranks alike")
+        alike = _alike_role(count, examples, dim, batch_size, epoch_seconds)
+        say(f"{count} workers: published CD-GraB")
+        published = _published(count, examples, parameters, steps, batch_size, step_ms)
+        fewer = published["bytes_per_example"] / host["bytes_per_example"]
+        row = {"workers": count, "steps_per_epoch": steps, "epoch_seconds": epoch_seconds, "heeler": host}
+        rows.append({**row, "all_ranks_alike": alike, "published_cd_grab": published, "times_fewer_bytes": fewer})
+    return {
+        "examples": examples,
+        "dim": dim,
+        "parameters": parameters,
+        "step_ms": step_ms,
+        "batch": batch_size,
+        "shards": shards,
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__,
+        "workers": rows,
+    }
+
+
+# One rank hosts the rule: what Heeler does
+
+
+def _host_role(
+    count: int, examples: int, dim: int, step_ms: float, batch_size: int, shards: str, epoch_seconds: float
+) -> dict[str, Any]:
+    vectors = np.random.default_rng(0).standard_normal((examples, dim), dtype=np.float32)  # forked, not copied
+
+    def rank(rank: int) -> dict[str, list[float]]:
+        return _play(vectors, count, rank, batch_size, step_ms / 1000, shards)
+
+    ranks = run_ranks(count, rank, timeout=900.0)
+    host, others = ranks[0], ranks[1:]
+
+    def steady(measured: dict[str, list[float]], name: str) -> float:
+        return statistics.median(measured[name][1:])
+
+    sent = sum(steady(measured, "bytes_sent") for measured in ranks)
+    exchange, solve = steady(host, "exchange_seconds"), steady(host, "solve_seconds")
+    waits = [max(measured["waited_seconds"][epoch] for measured in ranks) for epoch in range(1 + STEADY_EPOCHS)]
+    return {
+        "bytes_per_example": sent / examples,
+        "bytes_per_worker": max(steady(m, "bytes_sent") + steady(m, "bytes_received") for m in others or ranks),
+        "bytes_of_host": steady(host, "bytes_sent") + steady(host, "bytes_received"),
+        "bytes_total": sent,
+        "exchange_seconds": exchange,
+        "exchange_seconds_each": host["exchange_seconds"],
+        "solve_seconds": solve,
+        "solve_seconds_each": host["solve_seconds"],
+        "exchange_and_solve_share": (exchange + solve) / epoch_seconds,
+        "wait_seconds": statistics.median(waits[1:]),
+        "wait_seconds_each": waits,
+        "wait_share": statistics.median(waits[1:]) / epoch_seconds,
+        "first_wait_seconds": waits[0],
+        "first_wait_share": waits[0] / epoch_seconds,
+        "note": "seconds of the host, wait of the slowest rank; medians of the epochs after the first",
+    }
+
+
+def _play(
+    vectors: np.ndarray[Any, Any], count: int, rank: int, batch_size: int, step: float, shards: Any
+) -> dict[str, list[float]]:
+    """Epochs of one rank; what each cost, by name."""
+    examples, dim = vectors.shape
+    own = np.array_split(np.arange(examples), count)[rank] if shards == "local" else np.arange(examples)
+    sampler = heeler.Sampler(len(own), batch_size=batch_size, dim=dim, shards=shards)
+    turnover = sampler.turnover
+    assert isinstance(turnover, CoordinatedTurnover)
+    if rank == 0:
+        _compile(dim, batch_size, 2 if shards == "local" else 1)
+    rng = np.random.default_rng(rank)
+    names = ("exchange_seconds", "solve_seconds", "waited_seconds", "bytes_sent", "bytes_received")
+    measured: dict[str, list[float]] = {name: [] for name in names}
+    before = turnover.numbers()
+    for epoch in range(1 + STEADY_EPOCHS):
+        walk = turnover.indices
+        starts = range(0, len(walk), batch_size)
+        quick = math.ceil(EARLY_FROM * len(starts)) - 1 if epoch else len(starts)
+        for number, at in enumerate(starts):
+            indices = walk[at : at + batch_size]
+            if number == quick:  # training's own collectives keep the ranks together: the barrier stands for them
+                dist.barrier()
+                clock = time.perf_counter()
+            if number >= quick:
+                time.sleep(max(0.0, clock + (number - quick + 1) * step - time.perf_counter()))
+            drift = rng.standard_normal((1, dim), dtype=np.float32)  # gradients change from epoch to epoch
+            turnover.observe(indices, vectors[own[indices]] + drift)
+            if turnover.wants_early_start(at + len(indices), len(walk)):
+                turnover.start_early()
+        if epoch == 0:
+            dist.barrier()
+        turnover.next_order()
+        now = turnover.numbers()
+        for name in names:
+            measured[name].append(now[name] - (before[name] if name.startswith("bytes") else 0.0))
+        before = now
+        dist.barrier()
+    return measured
+
+
+def _compile(dim: int, batch_size: int, shards: int) -> None:
+    sizes = [4 * batch_size] * shards
+    rule = make_rule(
+        "herd", sum(sizes), dim, batch_size=batch_size, shard_sizes=sizes if shards > 1 else None, passes=2
+    )
+    rule.observe(rule.order, np.random.default_rng(0).standard_normal((sum(sizes), dim), dtype=np.float32))
+    rule.next_order()
+
+
+# All ranks alike: everyone gathers all sketches and solves
+
+
+def _alike_role(count: int, examples: int, dim: int, batch_size: int, epoch_seconds: float) -> dict[str, Any]:
+    each = math.ceil(examples / count)
+
+    def rank(rank: int) -> dict[str, float]:
+        generator = torch.Generator().manual_seed(rank)
+        mine = torch.randn(each, dim, generator=generator).half()
+        numbers = torch.from_numpy(deal(np.arange(each * count), count, rank, batch_size)).to(torch.int32)
+        table = torch.empty(each * count, dim, dtype=torch.float16)
+        indices = torch.empty(each * count, dtype=torch.int32)
+        _compile(dim, batch_size, 1)
+        dist.barrier()
+        dist.all_gather(list(indices.chunk(count)), numbers)  # opens the connections
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_gather(list(indices.chunk(count)), numbers)
+        dist.all_gather(list(table.chunk(count)), mine)
+        gathered = time.perf_counter()
+        order: IntArray = np.random.default_rng(0).permutation(each * count)
+        solution = solve_with_report(table.numpy(), order, batch_size=batch_size * count, passes=16)
+        ended = time.perf_counter()
+        dist.barrier()
+        return {"exchange": gathered - started, "wall": ended - gathered, "passes": float(solution.passes)}
+
+    ranks = run_ranks(count, rank, timeout=900.0)
+    exchange, solve = (max(measured[name] for measured in ranks) for name in ("exchange", "wall"))
+    per_worker = (count - 1) * each * (2 * dim + 4)
+    return {
+        "bytes_per_example": count * per_worker / examples,
+        "bytes_per_worker": 2 * per_worker,
+        "bytes_total": count * per_worker,
+        "exchange_seconds": exchange,
+        "solve_seconds": solve,
+        "exchange_and_solve_share": (exchange + solve) / epoch_seconds,
+        "note": "bytes counted as an all-gather sends them, seconds of the slowest rank; all solve at once, on this "
+        "machine's cores",
+    }
+
+
+# Published CD-GraB
+
+
+def _published(
+    count: int, examples: int, parameters: int, steps: int, batch_size: int, step_ms: float
+) -> dict[str, Any]:
+    """A few real all-gathers of gradients; an epoch has `steps` of them."""
+    sent = min(parameters, PUBLISHED_BYTES // (4 * count * count))
+
+    def rank(rank: int) -> list[float]:
+        gradient = torch.randn(sent)
+        gathered = torch.empty(count * sent)
+        dist.all_gather(list(gathered.chunk(count)), gradient)  # opens the connections
+        seconds = []
+        for _ in range(PUBLISHED_STEPS):
+            dist.barrier()
+            started = time.perf_counter()
+            dist.all_gather(list(gathered.chunk(count)), gradient)
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    ranks = run_ranks(count, rank, timeout=900.0)
+    slowest = [max(times) for times in zip(*ranks, strict=True)]
+    seconds = statistics.median(slowest) * parameters / sent
+    step_bytes = count * (count - 1) * 4 * parameters
+    return {
+        "bytes_per_example": step_bytes * steps / examples,
+        "bytes_per_example_one_gradient_each": step_bytes * steps * batch_size / examples,
+        "bytes_per_worker": 2 * step_bytes / count * steps,
+        "bytes_total": step_bytes * steps,
+        "exchange_seconds": seconds * steps,
+        "exchange_seconds_per_step": seconds,
+        "exchange_share": seconds * 1000 / step_ms,
+        "steps_run": PUBLISHED_STEPS,
+        "parameters_sent": sent,
+        "note": f"extrapolated to {steps} steps from {PUBLISHED_STEPS} real ones"
+        + (f", and from {sent} to {parameters} parameters" if sent < parameters else "")
+        + "; one gradient a worker and step is counted, and no time for the balancing itself",
+    }
+
+
+# Processes
+
+
+def run_ranks(ranks: int, task: Callable[[int], Any], *, timeout: float) -> list[Any]:
+    """`task(rank)` in forked processes with a gloo group, each with one thread; what they return, through JSON."""
+    context = multiprocessing.get_context("fork")
+    patience = datetime.timedelta(seconds=timeout)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)
+    pipes: list[Any] = []
+    processes = []
+    gc.collect()
+    gc.freeze()  # or a collection in every child would copy the pages that they share
+    try:
+        for rank in range(ranks):
+            receiving, sending = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_rank, args=(rank, ranks, store.port, patience, task, sending), daemon=True
+            )
+            process.start()
+            sending.close()
+            pipes.append(receiving)
+            processes.append(process)
+        results: list[Any] = [None] * ranks
+        waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
+        deadline = time.monotonic() + timeout
+        while waiting:
+            ready = multiprocessing.connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"no result of ranks {sorted(waiting.values())} after {timeout:g} s")
+            for pipe in ready:  # as they come: of several errors the first is the cause
+                rank = waiting.pop(pipe)
+                results[rank] = _outcome(pipe, f"rank {rank} of {ranks}")
+        for process in processes:
+            process.join(10.0)
+        return results
+    finally:
+        gc.unfreeze()
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _outcome(pipe: Any, name: str) -> Any:
+    try:
+        outcome = json.loads(pipe.recv_bytes())
+    except EOFError:
+        raise RuntimeError(f"{name} ended without a result") from None
+    if "error" in outcome:
+        raise RuntimeError(f"{name}: {outcome['error']}")
+    return outcome["result"]
+
+
+def _rank(
+    rank: int, ranks: int, port: int, patience: datetime.timedelta, task: Callable[[int], Any], sending: Any
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=patience)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=patience)
+        outcome = {"result": task(rank)}
+        dist.barrier()
+    except BaseException:
+        outcome = {"error": traceback.format_exc()}
+    sending.send_bytes(json.dumps(outcome).encode())
+    os._exit(0)  # nothing of the parent's is to be cleaned up here, and no rank waits for another
