@@ -15,10 +15,10 @@ def test_herd_is_a_solve_of_its_table():
     first = rule.order.copy()
     rule.observe(first, table[first])
     rule.next_order()
-    after = herding_bound(table, rule.order, batch_size=4).two
+    after = herding_bound(table, rule.order, batch_size=4).rms
     assert after == rule.last_solution.bound_after or abs(after - rule.last_solution.bound_after) < 1e-6
     assert rule.last_solution.bound_before > rule.last_solution.bound_after
-    assert abs(after - herding_bound(table, solve(table, first, batch_size=4), batch_size=4).two) < 1e-6
+    assert abs(after - herding_bound(table, solve(table, first, batch_size=4), batch_size=4).rms) < 1e-6
 
 
 def test_unseen_examples_keep_their_last_vector_or_get_random_places():
@@ -70,9 +70,9 @@ def test_a_table_of_the_callers_is_used_and_not_saved():
     rule = make_rule("herd", 40, 3, table=table, shard_sizes=[20, 20])
     vectors = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
     table.put(np.arange(40), vectors)
-    before = parallel_herding_bound(vectors, rule.order, shard_sizes=[20, 20]).two
+    before = parallel_herding_bound(vectors, rule.order, shard_sizes=[20, 20]).rms
     rule.next_order()
-    assert parallel_herding_bound(vectors, rule.order, shard_sizes=[20, 20]).two < before
+    assert parallel_herding_bound(vectors, rule.order, shard_sizes=[20, 20]).rms < before
     assert "table" not in rule.state_dict()
     assert abs(rule.last_solution.bound_before - before) < 1e-4
 
@@ -84,6 +84,6 @@ def test_batch_size_may_change_between_epochs():
     for rule in rules:
         rule.observe(np.arange(256), vectors)
         rule.next_order()
-    fine, coarse = (herding_bound(vectors, rule.order, batch_size=32).two for rule in rules)
+    fine, coarse = (herding_bound(vectors, rule.order, batch_size=32).rms for rule in rules)
     assert coarse <= fine
     assert rules[1].last_solution.bound_before < rules[0].last_solution.bound_before

@@ -18,9 +18,9 @@ def test_never_worse_than_given_or_random(table, batch_size, seed, passes):
     order = np.random.default_rng(seed).permutation(len(table))
     got = solve_with_report(table, order, batch_size=batch_size, seed=seed, passes=passes)
     np.testing.assert_array_equal(np.sort(got.order), np.arange(len(table)))
-    after = herding_bound(table, got.order, batch_size=batch_size).two
+    after = herding_bound(table, got.order, batch_size=batch_size).rms
     assert after == pytest.approx(got.bound_after, abs=1e-9)
-    assert after <= herding_bound(table, order, batch_size=batch_size).two + 1e-9
+    assert after <= herding_bound(table, order, batch_size=batch_size).rms + 1e-9
     assert after <= got.bound_random + 1e-9
     assert got.passes <= passes
 
@@ -35,9 +35,9 @@ def test_never_worse_with_own_shards(sizes, data, batch_size):
         np.split(got.order, np.cumsum(sizes)[:-1]), np.split(order, np.cumsum(sizes)[:-1]), strict=True
     ):
         np.testing.assert_array_equal(np.sort(part), np.sort(own))
-    after = parallel_herding_bound(table, got.order, shard_sizes=sizes, batch_size=batch_size).two
+    after = parallel_herding_bound(table, got.order, shard_sizes=sizes, batch_size=batch_size).rms
     assert after == pytest.approx(got.bound_after, abs=1e-9)
-    assert after <= parallel_herding_bound(table, order, shard_sizes=sizes, batch_size=batch_size).two + 1e-9
+    assert after <= parallel_herding_bound(table, order, shard_sizes=sizes, batch_size=batch_size).rms + 1e-9
     assert after <= got.bound_random + 1e-9
 
 
@@ -50,7 +50,7 @@ def test_ten_passes_do_far_better_than_one(dtype):
     assert one.bound_after < 0.6 * one.bound_before
     assert ten.bound_after < 0.15 * ten.bound_before
     # The walk's own judgement of half precision is rounded: it must still be good to a few digits.
-    assert ten.bound_before == pytest.approx(herding_bound(table, order).two, rel=1e-3)
+    assert ten.bound_before == pytest.approx(herding_bound(table, order).rms, rel=1e-3)
 
 
 def test_a_poor_start_is_given_up_for_a_random_one():

@@ -36,7 +36,7 @@ class Problem:
     """(n, m) when orders came, and have to go back, as (n, m) row numbers of each shard."""
 
     def balance(self, order: IntArray, following: IntArray, *, judge: bool = True) -> float:
-        """Mean-centred pass over one shard into `following`; returns the largest squared prefix norm of `order`.
+        """Mean-centred pass over one shard into `following`; returns the sum of squared prefix norms of `order`.
 
         Where `sums` are float32 the norm is good to about four digits. Without `judge` it is left out, and is zero.
         """
@@ -50,7 +50,7 @@ class Problem:
         return float(kernels.balance_walk(self.table, *walk))
 
     def pair_balance(self, order: IntArray, following: IntArray, group: IntArray | None = None) -> float:
-        """Pair pass over all shards into `following`; returns the largest squared prefix norm of `order`.
+        """Pair pass over all shards into `following`; returns the sum of squared prefix norms of `order`.
 
         group (n,) numbers, from 0, the running sum each worker shares; by default all share one.
         """
@@ -62,6 +62,11 @@ class Problem:
         running, scratch = check.aligned(int(group.max()) + 1, dim), check.aligned(3, dim)
         walk = (check.frozen(order), self.offsets, self.means, group, following, running, *scratch, self.batch_size)
         return float(kernels.pair_walk(self.table, *walk))
+
+    @property
+    def boundaries(self) -> int:
+        """At how many prefixes an order is judged: after every batch of the longest shard, and at its end."""
+        return -(-int(np.diff(self.offsets).max()) // self.batch_size)
 
     def prefix_norms(self, order: IntArray) -> tuple[float, float, float, int]:
         """Largest infinity norm, largest squared 2-norm, sum of squared 2-norms, number of prefixes."""

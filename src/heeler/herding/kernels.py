@@ -5,7 +5,7 @@ Hence three things done throughout:
 
 - rows a few kilobytes ahead in the order are fetched into cache (`_prefetch`) while the present one is worked on;
 - half-precision rows are read as bits and widened in the registers (`_narrow`: one instruction for sixteen);
-- each row is read once: a walk that balances an order also judges the order it walks (its largest prefix norm).
+- each row is read once: a walk that balances an order also judges the order it walks (its prefixes' squared norms).
 
 Sums are float64, but for the mean-centred walk over half and single precision: signs do not need more than float32
 there, which takes half the time, and `prefix_walk` has the last word on bounds. `reassoc` and `contract` let sums be
@@ -134,7 +134,7 @@ def shard_means(table, order, offsets, means):
 
 @njit(**_COMPILE)
 def balance_walk(table, order, mean, drift, following, running, prefix, batch_size):
-    """One mean-centred balance pass; returns the largest ‖prefix‖² of `order` at batch boundaries and at the end.
+    """One mean-centred balance pass; returns the sum of ‖prefix‖² of `order` over batch boundaries and the end.
 
     table (N, K), order (N,), following (N,) is written; mean, drift, running and prefix (K,) all of the type that sums
     are to have. drift is what rounding to that type took off the mean; it is given back to the prefix now and then, for
@@ -147,7 +147,7 @@ def balance_walk(table, order, mean, drift, following, running, prefix, batch_si
     prefix[:] = 0
     zero = running[0]
     one = zero + types.float32(1.0)
-    worst, sign, last = zero, zero, order[0]
+    total, sign, last = 0.0, zero, order[0]
     for t in range(size):
         if t + ahead < size:
             _prefetch(table, order[t + ahead])
@@ -165,7 +165,7 @@ def balance_walk(table, order, mean, drift, following, running, prefix, batch_si
             left -= 1
             if left == 0 or t == size - 1:
                 left = batch_size
-                worst = max(worst, norm)
+                total += norm
             if t % _DRIFT_STEPS == _DRIFT_STEPS - 1:
                 for k in range(dim):
                     prefix[k] -= types.float32(_DRIFT_STEPS) * drift[k]
@@ -180,12 +180,12 @@ def balance_walk(table, order, mean, drift, following, running, prefix, batch_si
         front += plus
         back -= 1 - plus
         last = row
-    return worst
+    return total
 
 
 @njit(**_COMPILE)
 def pair_walk(table, order, offsets, means, group, following, running, first, second, prefix, batch_size):
-    """One coordinated pair pass over all shards; returns the largest squared norm of the workers' common prefix.
+    """One coordinated pair pass over all shards; returns the sum of squared norms of the workers' common prefix.
 
     table (N, K); order (N,) flat with shard j at offsets[j]:offsets[j+1]; means (n, K); group (n,) names the running
     sum, a row of running (g, K), that worker j shares; following (N,) is written; running and first, second and prefix
@@ -198,7 +198,7 @@ def pair_walk(table, order, offsets, means, group, following, running, first, se
         longest = max(longest, offsets[j + 1] - offsets[j])
     running[:] = 0.0
     prefix[:] = 0.0
-    worst = 0.0
+    total = 0.0
     pairs_ahead = max(
         ahead // (2 * workers), 1
     )  # workers' rows of one pair are spread over the table: look ahead by pairs
@@ -242,10 +242,10 @@ def pair_walk(table, order, offsets, means, group, following, running, first, se
             at_second += p * p
             prefix[k] = p
         if (2 * i + 1) % batch_size == 0 or 2 * i + 1 == longest:
-            worst = max(worst, at_first)
+            total += at_first
         if (2 * i + 2) % batch_size == 0 or 2 * i + 2 == longest:
-            worst = max(worst, at_second)
-    return worst
+            total += at_second
+    return total
 
 
 @njit(**_COMPILE)

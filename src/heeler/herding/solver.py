@@ -1,9 +1,11 @@
 """Several passes over one table, judged, the best order kept.
 
-The objective is the largest 2-norm of a centred prefix sum at a batch boundary. Of the candidates it is the one in the
-convergence theorems (GraB and CD-GraB bound the error by it), it does not depend on the axes of a random sketch as the
-infinity norm does, and unlike the root mean square it cannot trade one bad stretch of the epoch against a good rest.
-Only batch boundaries count, for within a batch gradients are averaged anyway.
+The objective is the root mean square, over batch boundaries, of the 2-norm of the centred prefix sum. The theorems
+bound the error by the *largest* norm, but choosing by it trains worse: one example with a huge gradient sets the
+largest norm of every order alike, and the choice between passes becomes noise. Measured on mortgage data (one row of
+norm 352, four workers with own shards, after 5 epochs, two seeds): 5.0e-6 from the optimum when chosen by the largest
+norm, 1.4e-7 by the root mean square; softmax regression on digits: 2.2e-3 and 9.5e-4. Only batch boundaries count, for
+within a batch gradients are averaged anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ PROGRESS = 0.99
 
 
 class Solution(NamedTuple):
-    """What a solve found; bounds are largest 2-norms of prefixes at batch boundaries."""
+    """What a solve found; bounds are root mean squares of the prefixes' 2-norms at batch boundaries."""
 
     order: IntArray
     """The best order seen, in the form of the given one."""
@@ -101,13 +103,13 @@ def solve_with_report(
     own_shards = shard_sizes is not None or as_numpy(vectors, "vectors").ndim == 3
     make = worker_problem if own_shards else flat_problem
     problem = make(vectors, order, batch_size=batch_size, shard_sizes=shard_sizes, subset=subset, screen=screen)
-    best, before, after, random, walked = _improve(problem, passes, np.random.default_rng(seed))
-    seconds = time.perf_counter() - start
-    return Solution(problem.as_given(best), math.sqrt(before), math.sqrt(after), math.sqrt(random), walked, seconds)
+    best, *sums, walked = _improve(problem, passes, np.random.default_rng(seed))
+    before, after, random = (math.sqrt(total / problem.boundaries) for total in sums)
+    return Solution(problem.as_given(best), before, after, random, walked, time.perf_counter() - start)
 
 
 def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[IntArray, float, float, float, int]:
-    """(best order, squared bounds of the given, the best and the random order, passes walked).
+    """(best order, sums of squared prefix norms of the given, the best and the random one, passes walked).
 
     A walk judges the order it starts from, so that a pass and its judging read the table once. Where that judgement is
     rounded (float32 sums) it chooses among passes only; who wins in the end `prefix_norms` decides.
@@ -115,7 +117,7 @@ def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[I
     group = sharing_groups(np.diff(problem.offsets), problem.table.shape[1])
     alone = group.size == 1
     random = problem.shuffled(rng)
-    bound_random = problem.prefix_norms(random)[1]
+    bound_random = problem.prefix_norms(random)[2]
     current, following, best = problem.order.copy(), np.empty_like(problem.order), problem.order
     bound_given = bound_best = math.inf
     idle = walked = 0
@@ -135,13 +137,13 @@ def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[I
             # A pass halves the bound (a quarter squared), so a random start is worth more than the pass just walked.
             np.copyto(following, random)
         current, following = following, current
-    finalists = [(bound_random, random), (problem.prefix_norms(current)[1], current)]
+    finalists = [(bound_random, random), (problem.prefix_norms(current)[2], current)]
     if best is not problem.order:
         rounded = alone and problem.sums == np.float32
-        finalists.append((problem.prefix_norms(best)[1] if rounded else bound_best, best))
+        finalists.append((problem.prefix_norms(best)[2] if rounded else bound_best, best))
     bound_best, best = min(finalists, key=lambda finalist: finalist[0])
     if bound_best > PROGRESS**2 * bound_given:  # too close for a rounded judgement
-        bound_given = problem.prefix_norms(problem.order)[1]
+        bound_given = problem.prefix_norms(problem.order)[2]
         if bound_given <= bound_best:
             bound_best, best = bound_given, problem.order.copy()
     return best, bound_given, bound_best, bound_random, walked
