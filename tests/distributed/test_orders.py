@@ -194,19 +194,42 @@ def test_numbers_of_the_exchange() -> None:
     assert {"exchange_seconds", "solve_seconds", "waited_seconds"} <= host.keys()
 
 
+def mesh_of_four() -> Any:
+    return torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
 def test_a_subgroup_can_be_named() -> None:
     def grouped(rank: int) -> list[list[int]]:
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "other"))
         dataset, model = problem(32)
-        sampler, _, loader = set_up(dataset, model, process_group=mesh["dp"])
+        sampler, _, loader = set_up(dataset, model, process_group=mesh_of_four()["dp"])
         assert sampler.num_replicas == 2
         return walk(model, sampler, loader, 3)
 
     hands = run_ranks(4, grouped)
-    assert hands[0] == hands[1]
-    assert hands[2] == hands[3]
     for epoch in range(3):
         assert sorted(hands[0][epoch] + hands[2][epoch]) == list(range(32))
+        assert sorted(hands[1][epoch] + hands[3][epoch]) == list(range(32))
+
+
+@pytest.mark.parametrize("shards", ["global", "local"])
+def test_ranks_that_hold_parts_of_one_model_see_one_order(shards: str) -> None:
+    def parallel(rank: int) -> list[list[int]]:
+        dataset, model = problem(32)
+        with torch.no_grad():
+            model[0].weight += rank % 2  # as tensor-parallel ranks do, they see different gradients
+        sampler, _, loader = set_up(dataset, model, process_group=(mesh_of_four(), "dp"), shards=shards)
+        assert (sampler.num_replicas, sampler.rank) == (2, rank // 2)
+        return walk(model, sampler, loader, 4)
+
+    hands = run_ranks(4, parallel)
+    assert hands[0] == hands[1]
+    assert hands[2] == hands[3]
+    assert hands[0][1] != hands[0][0]
+    for epoch in range(4):
+        if shards == "global":
+            assert sorted(hands[0][epoch] + hands[2][epoch]) == list(range(32))
+        else:
+            assert sorted(hands[0][epoch]) == sorted(hands[2][epoch]) == list(range(32))
 
 
 def test_a_mesh_of_several_dimensions_is_refused() -> None:
@@ -218,4 +241,4 @@ def test_a_mesh_of_several_dimensions_is_refused() -> None:
             return str(error)
         return ""
 
-    assert "mesh['dp']" in run_ranks(1, refused)[0]
+    assert "(mesh, 'dp')" in run_ranks(1, refused)[0]

@@ -2,9 +2,13 @@
 
 import typer
 
+from heeler.cli.demo import demo
 from heeler.cli.epoch import epoch
 from heeler.cli.herding import herding
+from heeler.cli.overhead import overhead
 from heeler.cli.solver import solver
+from heeler.cli.sweep import sweep
+from heeler.cli.train import train
 
 app = typer.Typer(
     name="heeler",
@@ -13,9 +17,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(herding)
+for command in (demo, train, sweep, herding):
+    app.command()(command)
 
 bench = typer.Typer(help="Measure Heeler on this machine: medians, with the spread.", no_args_is_help=True)
-bench.command()(solver)
-bench.command()(epoch)
+for measurement in (overhead, solver, epoch):
+    bench.command()(measurement)
 app.add_typer(bench, name="bench")

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from heeler.herding import Rule
 from heeler.ordering.dealing import IntArray, Layout
+from heeler.ordering.following import random_walk, tell_peers
 from heeler.ordering.group import Group, RankFault
 from heeler.ordering.screening import suspicious
 from heeler.ordering.thread import Worker
@@ -52,9 +53,13 @@ class CoordinatedTurnover:
         rule: made alike on every rank, for the first order; only the host's is fed.
         layout: how the rule's order becomes the ranks' indices.
         seed: of the random orders that stand in after a fault.
+        peers: ranks that train on the same examples and are told this rank's indices; see `FollowingTurnover`.
     """
 
-    def __init__(self, group: Group, rule: Rule, layout: Layout, *, dim: int, seed: int) -> None:
+    def __init__(
+        self, group: Group, rule: Rule, layout: Layout, *, dim: int, seed: int, peers: Group | None = None
+    ) -> None:
+        self._peers = peers
         self.group, self.rule, self.layout, self.seed = group, rule, layout, seed
         self.walk: IntArray | None = rule.order
         self.indices = layout.part(rule.order)
@@ -113,7 +118,11 @@ class CoordinatedTurnover:
                 self._begin_close()
             self._take_agreed()
         if self.fault is not None:
-            self._take_random()
+            self.walk = random_walk(self.layout, len(self.rule.order), self.seed, self._turns)
+            self.indices = self.layout.part(self.walk)
+            self._waiting.clear()
+        if self._peers is not None:
+            tell_peers(self._peers, self.indices)
         self.closed, self._closing, self._rounds_begun = False, None, 0
         self._turns += 1
         self._times["waited_seconds"] = time.perf_counter() - started
@@ -206,17 +215,6 @@ class CoordinatedTurnover:
             rank,
             why,
         )
-
-    def _take_random(self) -> None:
-        """An order that needs no word from anybody, and is the same everywhere."""
-        order = np.empty(len(self.rule.order), np.int64)
-        start = 0
-        for number, size in enumerate(self.layout.shard_sizes or (len(order),)):
-            rng = np.random.default_rng([self.seed, self._turns, number])
-            order[start : start + size] = start + rng.permutation(size)
-            start += size
-        self.walk, self.indices = order, self.layout.part(order)
-        self._waiting.clear()
 
     # In the thread
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,13 +30,12 @@ class Group:
     """The ranks that share one order. `rank` and all ranks here count within the group; rank 0 hosts the rule.
 
     Args:
-        process_group: None for all ranks.
+        members: their global ranks, this one's among them.
         timeout: seconds after which a rank that does not answer counts as lost.
     """
 
-    def __init__(self, process_group: Any, timeout: float) -> None:
+    def __init__(self, members: list[int], timeout: float) -> None:
         self.timeout = timeout
-        members = dist.get_process_group_ranks(process_group if process_group is not None else dist.group.WORLD)
         self._members = members
         self.size = len(members)
         self.rank = members.index(dist.get_rank())
@@ -82,6 +82,16 @@ class Group:
         dist.all_gather(theirs, mine, group=self._group)
         return [bytes(t.tolist()).rstrip(b"\0").decode(errors="replace") for t in theirs]
 
+    def text_of_first(self, text: str) -> str:
+        """Rank 0's text, of any length."""
+        length = torch.tensor([len(text)])
+        dist.broadcast(length, self._members[0], group=self._group)
+        content = torch.zeros(int(length), dtype=torch.uint8)
+        if self.rank == 0:
+            content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        dist.broadcast(content, self._members[0], group=self._group)
+        return bytes(content.tolist()).decode()
+
     # One decision for all, kept in the process group's store: the first to write it wins
 
     def decide(self, key: str, verdict: str) -> str:
@@ -126,6 +136,46 @@ def _serial(members: list[int]) -> int:
     key = tuple(members)
     _serials[key] = _serials.get(key, 0) + 1
     return _serials[key]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who trains on what: the workers share the data; the peers of a worker hold parts of the same model copy."""
+
+    workers: list[int]
+    """Global ranks, one of each data-parallel worker, in order, this one among them."""
+    worker: int
+    """Which of the workers this rank belongs to."""
+    peers: list[int]
+    """Global ranks that train on this worker's examples; the first speaks for it."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for its worker."""
+        return self.peers[0] == dist.get_rank()
+
+
+def find_ranks(named: Any) -> Ranks | None:
+    """From what the user named: a process group, a one-dimensional DeviceMesh, (mesh, "dp"), or None for all ranks."""
+    if not (dist.is_available() and dist.is_initialized()):
+        if named is not None:
+            raise ValueError("a process group was named, but torch.distributed is not initialized")
+        return None
+    own = dist.get_rank()
+    if isinstance(named, tuple):
+        mesh, dimension = named
+        at = mesh.mesh_dim_names.index(dimension)
+        by_worker = mesh.mesh.movedim(at, 0).flatten(1)  # (workers, ranks of one copy of the model)
+        worker, column = (int(place[0]) for place in torch.where(by_worker == own))
+        return Ranks(by_worker[:, column].tolist(), worker, by_worker[worker].tolist())
+    if hasattr(named, "get_group"):
+        if named.ndim != 1:
+            raise ValueError(
+                f"the DeviceMesh has {named.ndim} dimensions: name the data-parallel one, process_group=(mesh, 'dp')"
+            )
+        named = named.get_group()
+    members = dist.get_process_group_ranks(named if named is not None else dist.group.WORLD)
+    return Ranks(members, members.index(own), [own])
 
 
 def agree(group: Group, facts: dict[str, object]) -> None:

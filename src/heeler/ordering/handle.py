@@ -58,8 +58,7 @@ class Handle:
 
     def detach(self) -> None:
         """Take the hooks off the model; the sampler keeps what it has seen."""
-        self.collect()
-        self._deliver(wait=True)
+        self.collect(wait=True)
         self.sketcher.detach()
         self.sampler.collector = None
 
@@ -107,8 +106,8 @@ class Handle:
 
     # Feeding the sampler
 
-    def collect(self) -> None:
-        """File what the last backward left; runs by itself before every forward and at an epoch's end."""
+    def collect(self, *, wait: bool = False) -> None:
+        """File what the last backward left; runs by itself before every forward and, waiting, at an epoch's end."""
         for sketches in self.sketcher.pop_passes():
             rows = len(sketches)
             indices = self.sampler.claim(rows, self._handed_out)
@@ -116,7 +115,7 @@ class Handle:
                 self._ignore(rows, "the loader has handed out no such batch that is not yet trained on")
             else:
                 self._courier.send(indices, sketches)
-        self._deliver()
+        self._deliver(wait=wait)
         if self.sampler.wants_early_start():
             self._deliver(wait=True)
             self.sampler.turnover.start_early()
@@ -148,8 +147,7 @@ class Handle:
         Tensors, numbers, strings and dicts of these: fit for `torch.save` in your own checkpoint (and for `torch.load`
         with `weights_only=True`), or written by `heeler.save`.
         """
-        self.collect()
-        self._deliver(wait=True)
+        self.collect(wait=True)
         state = {"sampler": self.sampler.whole_state(), "sketch": self._fingerprint()}
         return to_torch(state)
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sized
 from typing import Any, Literal
 
 import numpy as np
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.herding import Rule, make_rule, rule_names
 from heeler.ordering.coordination import CoordinatedTurnover
 from heeler.ordering.dealing import Layout
-from heeler.ordering.group import Group, agree
+from heeler.ordering.following import FollowingTurnover
+from heeler.ordering.group import Group, agree, find_ranks
 from heeler.ordering.positions import Positions
 from heeler.ordering.turnover import Turnover
 
@@ -48,7 +48,8 @@ class Sampler(DistributedSampler[Any]):
         shards: "global" where every worker can read every example, "local" where `dataset` is this worker's own part.
         drop_last: with several workers, drop what does not divide evenly among them instead of repeating examples.
         process_group: the workers that share the order, as a process group or a one-dimensional `DeviceMesh`; all of
-            `torch.distributed`'s ranks by default.
+            `torch.distributed`'s ranks by default. With tensor or pipeline parallelism `(mesh, "dp")` names the
+            data-parallel dimension: ranks that hold parts of one copy of the model then see one order.
         exchange_timeout: seconds to wait for a worker at an epoch's end before going on without a common order.
     """
 
@@ -79,19 +80,23 @@ class Sampler(DistributedSampler[Any]):
             raise ValueError(f"there is no order {order!r}: choose one of {', '.join(rule_names())}")
         if shards not in ("global", "local"):
             raise ValueError(f'shards must be "global" or "local", got {shards!r}')
-        group = _process_group(process_group)
-        if group is not None:
-            size, own = dist.get_world_size(group), dist.get_rank(group)
+        ranks = find_ranks(process_group)
+        if ranks is not None:
+            size, own = len(ranks.workers), ranks.worker
             num_replicas, rank = num_replicas or size, own if rank is None else rank
-            group = group if (num_replicas, rank) == (size, own) else None
+            ranks = ranks if (num_replicas, rank) == (size, own) and size > 1 else None
         super().__init__(sized, num_replicas or 1, rank or 0, shuffle=True, seed=seed, drop_last=drop_last)
         self.batch_size = batch_size
         self.shards = shards
         self.dim = dim
         self.examples = len(sized)
         self._order = order
-        self._group = Group(group, exchange_timeout) if group is not None and self.num_replicas > 1 else None
-        self._shard_sizes = self._agree_on_arguments() if self._group is not None else None
+        # Every rank makes both groups, whether it speaks for its worker or not: PyTorch names a group by how many the
+        # process has made, and the names must agree.
+        workers = Group(ranks.workers, exchange_timeout) if ranks is not None else None
+        self._peers = Group(ranks.peers, exchange_timeout) if ranks is not None and len(ranks.peers) > 1 else None
+        self._group = workers if ranks is not None and ranks.leads else None
+        self._shard_sizes = self._agree_on_arguments() if ranks is not None else None
         self.turnover = self._make_turnover()
         self._take_indices()
         self.num_samples = len(self.indices)
@@ -196,7 +201,7 @@ class Sampler(DistributedSampler[Any]):
     def _open_walk(self) -> None:
         """Before the first index of an epoch: close the one before, if there was one."""
         if self.collector is not None:
-            self.collector.collect()
+            self.collector.collect(wait=True)
         asked, self._asked_epoch = self._asked_epoch, None
         resumed, self._resumed = self._resumed, ""
         start = self.positions.start
@@ -248,12 +253,15 @@ class Sampler(DistributedSampler[Any]):
         self.positions = self._positions(position)
         self._resumed = "at the end" if over else "in the middle"
 
-    def _make_turnover(self) -> Turnover | CoordinatedTurnover:
+    def _make_turnover(self) -> Turnover | CoordinatedTurnover | FollowingTurnover:
         workers, own_shards = self.num_replicas, self.shards == "local"
-        if self._group is not None and self._needs_coordination():
+        if (self._group is not None or self._peers is not None) and self._needs_coordination():
             layout = Layout(workers, self.rank, self.batch_size, self.drop_last, self._shard_sizes)
             rule = self._make_rule(self.seed, layout)
-            return CoordinatedTurnover(self._group, rule, layout, dim=self.dim, seed=self.seed)
+            if self._group is None:
+                assert self._peers is not None
+                return FollowingTurnover(self._peers, rule, layout, seed=self.seed)
+            return CoordinatedTurnover(self._group, rule, layout, dim=self.dim, seed=self.seed, peers=self._peers)
         if own_shards:  # nothing is shared, so nobody may shuffle alike
             seed = (
                 int(np.random.SeedSequence([self.seed, self.rank]).generate_state(1)[0]) if workers > 1 else self.seed
@@ -279,7 +287,6 @@ class Sampler(DistributedSampler[Any]):
 
     def _agree_on_arguments(self) -> tuple[int, ...] | None:
         """Raise if the workers were given different arguments; their shards' sizes, where they have their own."""
-        assert self._group is not None
         facts: dict[str, object] = {
             "order": self._order if isinstance(self._order, str) else type(self._order).__name__,
             "seed": self.seed,
@@ -287,11 +294,16 @@ class Sampler(DistributedSampler[Any]):
             "shards": self.shards,
             "drop_last": self.drop_last,
         }
+        facts |= {"the dataset's length": self.examples} if self.shards == "global" else {}
+        sizes = str(self.examples)
+        if self._group is not None:
+            agree(self._group, facts)
+            sizes = " ".join(self._group.all_texts(sizes))
         if self.shards == "global":
-            agree(self._group, {**facts, "the dataset's length": self.examples})
             return None
-        agree(self._group, facts)
-        return tuple(int(size) for size in self._group.all_texts(str(self.examples)))
+        if self._peers is not None:
+            sizes = self._peers.text_of_first(sizes)
+        return tuple(int(size) for size in sizes.split())
 
     def _check_length(self, examples: int) -> None:
         if examples != self.examples:
@@ -304,20 +316,3 @@ class Sampler(DistributedSampler[Any]):
 def _learns(order: str) -> bool:
     """Whether a rule looks at gradients at all."""
     return bool(make_rule(order, 1, 1).needs_vectors)
-
-
-def _process_group(named: Any) -> Any:
-    """A process group, from what the user named or from all ranks; None where there is no `torch.distributed`."""
-    if not (dist.is_available() and dist.is_initialized()):
-        if named is not None:
-            raise ValueError("a process group was named, but torch.distributed is not initialized")
-        return None
-    if named is None:
-        return dist.group.WORLD
-    if hasattr(named, "get_group"):
-        if named.ndim != 1:
-            raise ValueError(
-                f"the DeviceMesh has {named.ndim} dimensions: name the data-parallel one, as in mesh['dp']"
-            )
-        return named.get_group()
-    return named
