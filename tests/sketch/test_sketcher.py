@@ -152,10 +152,54 @@ def test_batch_size_told_by_the_user() -> None:
     sketcher = Sketcher(model, exact=True, batch_dim=lambda args, kwargs: len(kwargs["batch"]["x"]))
     F.cross_entropy(model(torch.ones(3), batch={"x": x}), y).backward()
     assert relative_error(sketcher.pop(), expected) < 1e-5
-    told = Sketcher(model.net, exact=True)
-    with pytest.raises(ValueError, match="batch_dim=lambda"):
-        model.net(torch.tensor(1.0))
-    told.detach()
+
+
+def test_a_batch_that_cannot_be_told_costs_the_sketch_and_not_the_step(caplog: pytest.LogCaptureFixture) -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 2)
+
+        def forward(self, x: float) -> Tensor:
+            out: Tensor = self.layer(torch.full((3, 1), x))
+            return out
+
+    model = Scale()
+    for batch_dim in (0, lambda args, kwargs: kwargs["missing"]):
+        sketcher = Sketcher(model, batch_dim=batch_dim)  # type: ignore[arg-type]
+        caplog.clear()
+        for _ in range(2):
+            model(2.0).sum().backward()
+        assert sketcher.pop_passes() == []
+        assert [record.name for record in caplog.records] == ["heeler"]
+        assert "batch_dim=lambda" in caplog.text
+        sketcher.detach()
+    assert model.layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("where", ["keep", "sketch"])
+def test_a_rule_that_fails_is_dropped_and_training_goes_on(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, (x, y) = make(), data()
+    plain = copy.deepcopy(model)
+    sketcher = Sketcher(model, exact=True)
+    site = next(site for site in sketcher._sites if site.name == "head")
+
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    setattr(site.rule, where, fail)
+    for step in range(2):
+        for net in (plain, model):
+            net.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+        for a, b in zip(gradients(plain), gradients(model), strict=True):
+            assert torch.equal(a, b)
+        rows = sketcher.pop()
+        assert len(rows) == 6
+        # The step in which a sketch turned out to be incomplete leaves nothing that would be stored.
+        assert bool(rows.isfinite().all()) == (where == "keep" or step == 1)
+    assert "a bug" in sketcher.coverage.left_out["head.weight"]
+    assert len(caplog.records) == 1
 
 
 def test_autocast_and_gradient_scaler() -> None:

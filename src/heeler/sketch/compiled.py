@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +24,31 @@ _ADVICE = (
 )
 
 
+_REGISTRY: weakref.WeakValueDictionary[int, Sketcher] = weakref.WeakValueDictionary()
+_KEYS = itertools.count()
+
+
+def enrol(sketcher: Sketcher) -> int:
+    """A number for the sketcher: the compiler calls functions while tracing with plain constants alone."""
+    key = next(_KEYS)
+    _REGISTRY[key] = sketcher
+    return key
+
+
 @torch._dynamo.assume_constant_result
-def prepare(sketcher: Sketcher, capacity: int, device: torch.device) -> int:
+def prepare(key: int, capacity: int, kind: str, index: int) -> int:
     """Runs as plain Python while the forward is traced: the leaves must exist before the graph that uses them."""
+    sketcher = _REGISTRY[key]
+    device = torch.device(kind) if index < 0 else torch.device(kind, index)
     if device != sketcher._log.device:
         sketcher._move(device)
     sketcher._log.arm(capacity, device)
+    return 0
+
+
+@torch._dynamo.assume_constant_result
+def warn_of_lost_batch(key: int) -> int:
+    _REGISTRY[key]._warn_of_lost_batch()
     return 0
 
 
@@ -61,7 +82,7 @@ def watch(wrapper: nn.Module, log: PassLog) -> list[Any]:
         log.current = None
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        if module.training and torch.is_grad_enabled() and log.current is None and log.enabled:
+        if module.training and torch.is_grad_enabled() and log.current is None and log.enabled and not log.lost:
             raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
 
     return [wrapper.register_forward_pre_hook(before), wrapper.register_forward_hook(after)]

@@ -6,7 +6,8 @@ hang on it, and its gradient is the sketch. The autograd graph keeps the leaf al
 
 Eager forwards make their leaf as they start. Inside `torch.compile` no leaf can be made and no callback can run, so
 leaves lie ready ("armed") in slots, the traced code takes slot 0, 1, ... and writes the batch size into it, and the
-first gradient that arrives puts fresh leaves into all slots. Slots are as long as the largest batch seen, rounded up.
+first gradient that arrives begins the passes and frees the slots. Slots are as long as the largest batch seen, rounded
+up. A second backward through a compiled forward must come before the next forward; else it counts for that one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Pass:
         self.batch = 0
         self.sketch: Tensor | None = None
         self.popped = False
+        self.examples: Examples | None = None
 
 
 class Slot:
@@ -39,6 +41,10 @@ class Slot:
 
     def __init__(self, leaf: Tensor, owner: Pass) -> None:
         self.leaf, self.owner = leaf, owner
+        self.batch = 0
+        """Examples of the compiled forward that took this slot last."""
+        self.taken = False
+        """A compiled forward took this slot, and its first gradient has not arrived."""
         self.examples: Examples | None = None
         self.replayed = False
         """A checkpoint will run parts of this forward again in backward."""
@@ -58,6 +64,8 @@ class PassLog:
         self.on_backward: Callable[[], None] | None = None
         self.enabled = True
         self.current: Slot | None = None
+        self.lost = False
+        """The newest forward's batch could not be told, so it has no pass."""
         self.running = False
         """A root forward is under way."""
         self.slots: list[Slot] = []
@@ -73,8 +81,9 @@ class PassLog:
         if self.on_forward is not None:
             self.on_forward()
         slot = self._slot(batch, device)
-        slot.owner.batch = batch
-        slot.examples = Examples(batch, self.batch_dim)
+        slot.examples = slot.owner.examples = Examples(batch, self.batch_dim)
+        if device.type == "cuda":
+            slot.examples.stream = torch._C._cuda_getCurrentRawStream(device.index)
         if torch.is_autocast_enabled(device.type):
             slot.autocast = device.type
         self.current = slot
@@ -84,7 +93,7 @@ class PassLog:
         """Start a pass inside a compiled forward: only operations that `torch.compile` can trace."""
         depth = self.depth
         slot = self.slots[depth]
-        slot.owner.batch = batch
+        slot.batch, slot.taken = batch, True
         slot.examples = Examples(batch, self.batch_dim)
         self.depth = min(depth + 1, SLOTS - 1)
         self.current = slot
@@ -93,8 +102,36 @@ class PassLog:
     def arm(self, capacity: int, device: torch.device) -> None:
         """Put a fresh leaf of `capacity` rows into every slot."""
         self.capacity, self.device = str(capacity), device
-        self.slots = [self._slot(capacity, device, dense=True) for _ in range(SLOTS)]
+        self.slots = []
+        for i in range(SLOTS):
+            leaf = torch.empty(capacity, self.dim, device=device)  # nobody reads the values
+            torch._dynamo.mark_static_address(leaf)  # nor need CUDA graphs copy them
+            leaf.requires_grad_()
+            leaf.register_post_accumulate_grad_hook(_SlotCollector(weakref.ref(self), i))
+            self.slots.append(Slot(leaf, Pass(-1)))
         self.depth = 0
+
+    def collect_slot(self, index: int, leaf: Tensor) -> None:
+        """The same for a compiled forward. The first gradient after forwards begins the passes of all of them."""
+        if index >= len(self.slots) or self.slots[index].leaf is not leaf:
+            leaf.grad = None  # of before the slots grew
+            return
+        if self.slots[index].taken:
+            taken, self.depth = self.depth, 0
+            for slot in self.slots:
+                if slot.taken:
+                    slot.taken = False
+                    slot.owner = self._pass(slot.batch)
+            for _ in range(taken):
+                if self.on_forward is not None:
+                    self.on_forward()
+        self.collect(self.slots[index].owner, leaf)
+
+    def _pass(self, batch: int) -> Pass:
+        owner = Pass(self._count)
+        owner.batch = batch
+        self._count += 1
+        return owner
 
     def pop(self) -> list[Tensor]:
         """The finished passes' sketches, (B_i, K) each, oldest forward first."""
@@ -106,31 +143,26 @@ class PassLog:
             done.sketch, done.popped = None, True
         return sketches
 
-    def _slot(self, rows: int, device: torch.device, dense: bool = False) -> Slot:
-        if dense:
-            leaf = torch.zeros(rows, self.dim, device=device)
-        else:  # nobody reads the values: one number, expanded
-            if self._blank.device != device:
-                self._blank = torch.zeros((), device=device)
-            leaf = self._blank.expand(rows, self.dim)
+    def _slot(self, rows: int, device: torch.device) -> Slot:
+        if self._blank.device != device:
+            self._blank = torch.zeros((), device=device)
+        leaf = self._blank.expand(rows, self.dim)  # nobody reads the values: one number, expanded
         leaf.requires_grad_()
-        owner = Pass(self._count)
-        self._count += 1
+        owner = self._pass(rows)
         leaf.register_post_accumulate_grad_hook(_Collector(weakref.ref(self), owner))
         return Slot(leaf, owner)
 
     def collect(self, owner: Pass, leaf: Tensor) -> None:
         """Take the gradient that a backward has just left in `leaf`."""
         grad, leaf.grad = leaf.grad, None
-        if self.depth > 0 and self.slots:  # compiled forwards: tell of them now, before any of their sketches shows
-            taken, self.depth = self.depth, 0
-            self.arm(int(self.capacity), leaf.device)
-            for _ in range(taken):
-                if self.on_forward is not None:
-                    self.on_forward()
+        parts = None
+        if owner.examples is not None:
+            parts, owner.examples.parts = owner.examples.parts, None
         if grad is None or owner.popped:
             return
-        sketch = self.rescale(grad[: owner.batch], owner.batch)
+        if grad.shape[0] != owner.batch:
+            grad = grad[: owner.batch]
+        sketch = self.rescale(grad if parts is None else grad + parts.sum(1), owner.batch)
         if owner.sketch is None:
             owner.sketch = sketch
             if self._finished and self._finished[-1].order > owner.order:
@@ -141,6 +173,20 @@ class PassLog:
             owner.sketch = owner.sketch + sketch
         if self.on_backward is not None:
             self.on_backward()
+
+
+class _SlotCollector:
+    """The hook of a slot's leaf, likewise."""
+
+    def __init__(self, log: weakref.ref[PassLog], index: int) -> None:
+        self.log, self.index = log, index
+
+    def __call__(self, leaf: Tensor) -> None:
+        log = self.log()
+        if log is not None:
+            log.collect_slot(self.index, leaf)
+        else:
+            leaf.grad = None
 
 
 class _Collector:

@@ -14,12 +14,18 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+
+from heeler.sketch import fused
+
+if TYPE_CHECKING:
+    from heeler.sketch.rules.base import Examples
 
 
 def random_signs(seed: int, name: str, rows: int, cols: int) -> Tensor:
@@ -150,6 +156,10 @@ class Matrix:
 
     def input(self, a: Tensor) -> Tensor:
         """(B, T, n_input) → (B, T, k), or (B, n_input) → (B, k)."""
+        if a.ndim == 3 and a.is_cuda:
+            a = _as_autocast(a)
+            if fused.suits(a, self.of_input.like(a)):
+                return fused.project(a, self.of_input.like(a), self.input_offset(a))
         if self.of_ones is None:
             return a @ self.of_input.like(a)
         offset = self.of_ones.like(a)
@@ -166,6 +176,28 @@ class Matrix:
             mixed = torch.einsum("btgo,gok->btgk", g, signs.view(self.spec.groups, -1, self.k_grad))
             return mixed.flatten(1, 2)
         return g @ signs
+
+    def sketch(self, examples: Examples, g: Tensor, xp: Tensor) -> Tensor | None:
+        """`contract(grad(g), xp)`; None where it was added to the pass in place."""
+        if g.ndim == 3 and g.is_cuda:
+            signs = self.of_grad.like(g)
+            if fused.suits(g, signs) and xp.shape[2] in (16, 32):
+                return self._fused_sketch(examples, g, signs, xp)
+        return self.contract(self.grad(g), xp)
+
+    def _fused_sketch(self, examples: Examples, g: Tensor, signs: Tensor, xp: Tensor) -> Tensor | None:
+        first = self.spec.grad_is_rows
+        size = signs.shape[1] * xp.shape[2]
+        if size == self.dim and not torch.compiler.is_compiling() and examples.same_stream(g):
+            shape = fused.parts_shape(g.shape[0], g.shape[1], size)
+            if examples.parts is None:
+                examples.parts = fused.contract(g, signs, xp, first)
+                return examples.parts.new_zeros(()).expand(g.shape[0], size)  # so that the leaf's hook is called
+            if examples.parts.shape == shape:
+                fused.contract_into(examples.parts, g, signs, xp, first)
+                return None
+        outer = fused.contract(g, signs, xp, first).sum(1)
+        return outer if size == self.dim else place(outer, 0, self.dim)
 
     def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
         """Σ_t over both sides: (B, T, k_grad), (B, T, k_input) → (B, K) float32, laid out rows × columns."""
@@ -205,6 +237,9 @@ class ExactMatrix:
 
     def grad(self, g: Tensor) -> Tensor:
         return g.flatten(1, 2) if self.spec.groups > 1 else g
+
+    def sketch(self, examples: Examples, g: Tensor, xp: Tensor) -> Tensor:
+        return self.contract(self.grad(g), xp)
 
     def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
         groups = self.spec.groups
@@ -254,6 +289,13 @@ class ExactVector:
 
     def write(self, v: Tensor) -> Tensor:
         return place(v.float(), self.at, self.dim)
+
+
+def _as_autocast(a: Tensor) -> Tensor:
+    """Traced under autocast: the input as the layer itself will cast it, so that the compiler makes one copy."""
+    if torch.compiler.is_compiling() and a.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+        return a.to(torch.get_autocast_dtype("cuda"))
+    return a
 
 
 def place(v: Tensor, at: int, dim: int) -> Tensor:

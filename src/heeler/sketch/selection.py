@@ -1,45 +1,70 @@
 """Which layers to tap: all, a predicate's choice, or the most gradient norm for a given extra cost.
 
-The cost model is a roofline per token: multiply-adds, plus numbers moved times the machine's balance (multiply-adds it
-can do while it moves one number). It is meant to rank layers and to be right within a factor of two; docs/overhead.md
+The cost model knows a layer's arithmetic (a roofline: multiply-adds, plus numbers moved times the machine's balance)
+and what every layer and every tap costs the host in Python and launches. On a CPU the two add up; on a GPU the larger
+one is the step, so taps of a large model are paid in memory traffic and taps of a small one in launches. What the
+layers do not tell is guessed: 64 examples a batch, 512 tokens an example where there are embeddings or layer norms,
+positions of images by channels. It is meant to rank layers and to be right within a factor of two; docs/overhead.md
 compares it with measurements. Gradient norms are taken from `p.grad` where the parameters hold one when the sketcher
-is made; otherwise a weight counts as the square root of its size: between "all matrices alike" and "all entries
-alike".
+is made; otherwise a weight counts as the fourth root of its size: nearer to "all matrices alike" than to "all entries
+alike", since small heads hold as much of the gradient as large layers (docs/overhead.md).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from heeler.sketch.rules.base import Cost
+from heeler.sketch.rules.embedding import EmbeddingRule
+from heeler.sketch.rules.norm import LastDimensions
 from heeler.sketch.sites import Site, tied_groups
 
 Layers = str | Callable[[str, nn.Module], bool] | None
 
 DEFAULT_BUDGET = "1%"
-BALANCE = {"cpu": 10.0, "cuda": 100.0}
-FIXED = {"cpu": 1e4, "cuda": 5e4}
-"""What a tap costs however small it is (Python, kernel launches), in multiply-adds of one example of a usual batch."""
-
-
+BATCH, TOKENS = 64.0, 512.0
 TINY = 1e5
-"""Multiply-adds an example below which the default taps everything: such a model's step is all overhead anyway."""
+"""Multiply-adds an example below which the default taps everything on a CPU: such a step is all overhead anyway."""
 
 
-def choose(sites: list[Site], layers: Layers, dim: int, device: torch.device) -> list[Site]:
-    """The sites to tap, in the model's order."""
+@dataclass(frozen=True)
+class Machine:
+    """Multiply-adds a second, multiply-adds per number moved, and seconds of the host for a layer and for a tap."""
+
+    rate: float
+    balance: float
+    layer: float
+    tap: float
+    overlaps: bool
+    """The host runs ahead of the device."""
+
+    def seconds(self, flops: float, numbers: float, tokens: float) -> float:
+        return BATCH * tokens * (flops + self.balance * numbers) / self.rate
+
+
+MACHINES = {
+    "cpu": Machine(rate=3e10, balance=10.0, layer=4e-5, tap=6e-5, overlaps=False),
+    "cuda": Machine(rate=1e14, balance=100.0, layer=1e-4, tap=1.2e-4, overlaps=True),
+}
+
+
+def choose(sites: list[Site], layers: Layers, dim: int, device: torch.device, compiled: bool = False) -> list[Site]:
+    """The sites to tap, in the model's order. compiled: the host's part costs nothing."""
     if layers is None:
         costs = [site.rule.cost(site.module, math.sqrt(dim)) for site in sites]
-        tiny = None not in costs and sum(c.tokens * c.own_flops for c in costs if c is not None) < TINY
+        work = sum(c.tokens * c.own_flops for c in costs if c is not None)
+        tiny = None not in costs and work < TINY and (compiled or device.type == "cpu")
         layers = "all" if tiny else DEFAULT_BUDGET
     if callable(layers):
         return [site for site in sites if layers(site.name, site.module)]
     if layers == "all":
         return list(sites)
-    return within_budget(sites, parse_budget(layers), dim, device)
+    return within_budget(sites, parse_budget(layers), dim, device, compiled)
 
 
 def parse_budget(layers: str) -> float:
@@ -58,25 +83,41 @@ def parse_budget(layers: str) -> float:
     return budget
 
 
-def within_budget(sites: list[Site], budget: float, dim: int, device: torch.device) -> list[Site]:
+def within_budget(
+    sites: list[Site], budget: float, dim: int, device: torch.device, compiled: bool = False
+) -> list[Site]:
     """Greedily by worth per cost, until the taps cost `budget` of the layers' own work; the best one at least."""
-    balance = BALANCE.get(device.type, BALANCE["cuda"])
-    fixed = FIXED.get(device.type, FIXED["cuda"])
-    k = math.sqrt(dim)
-    priced: list[tuple[float, float, list[Site]]] = []  # (worth, price, sites)
-    own_total = 0.0
+    machine = MACHINES.get(device.type, MACHINES["cuda"])
+    sequences = any(isinstance(site.rule, (EmbeddingRule, LastDimensions)) for site in sites)
+
+    def tokens(cost: Cost) -> float:
+        return TOKENS if sequences and cost.tokens == 1.0 else cost.tokens
+
+    groups: list[tuple[list[Site], list[Cost]]] = []
+    of_device = 0.0
     for group in tied_groups(sites):
-        costs = [site.rule.cost(site.module, k) for site in group]
+        costs = [site.rule.cost(site.module, math.sqrt(dim)) for site in group]
         known = [c for c in costs if c is not None]
-        own_total += sum(c.tokens * (c.own_flops + balance * c.own_numbers) for c in known)
+        of_device += sum(machine.seconds(c.own_flops, c.own_numbers, tokens(c)) for c in known)
         if len(known) == len(group):
-            price = sum(fixed + c.tokens * (c.tap_flops + balance * c.tap_numbers) for c in known)
-            priced.append((worth(group), price, group))
+            groups.append((group, known))
+    of_host = 0.0 if compiled else machine.layer * len(sites)
+    step = max(of_host, of_device) if machine.overlaps else of_host + of_device
+    pays_host = not compiled and (not machine.overlaps or of_host > of_device)
+    pays_device = not machine.overlaps or of_device >= of_host
+    priced: list[tuple[float, float, list[Site]]] = []  # (worth, price, sites)
+    for group, known in groups:
+        price = 5e-6 * len(known)  # kernels of no size
+        if pays_host:
+            price += machine.tap * len(known)
+        if pays_device:
+            price += sum(machine.seconds(c.tap_flops, c.tap_numbers, tokens(c)) for c in known)
+        priced.append((worth(group), price, group))
     priced.sort(key=lambda item: item[0] / item[1], reverse=True)
     chosen: set[int] = set()
     spent = 0.0
     for _, price, group in priced:
-        if spent + price <= budget * own_total:
+        if spent + price <= budget * step:
             spent += price
             chosen.update(id(site) for site in group)
     sure = [group for _, _, group in priced if not any(site.rule.may_miss for site in group)]
@@ -90,4 +131,4 @@ def worth(group: list[Site]) -> float:
     grads = [p.grad for p in parameters if p.grad is not None]
     if grads:
         return sum(float(g.detach().float().pow(2).sum()) for g in grads)
-    return math.sqrt(sum(p.numel() for p in parameters))
+    return sum(p.numel() for p in parameters) ** 0.25

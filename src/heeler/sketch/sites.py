@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,13 @@ class Site:
     """An empty tensor of the parameters' dtype."""
     problem: str = ""
     """Why a call of this module could not be tapped."""
+    broken: bool = False
+    """Its rule failed: it is tapped no more."""
+
+    def fail(self, error: Exception) -> None:
+        """A rule's error costs the sketch this layer, never the training run its step."""
+        self.problem, self.broken = f"its rule failed: {error!r}", True
+        logging.getLogger("heeler").warning("%s is no longer sketched: %s", self.name or "the model", self.problem)
 
     def move(self, device: torch.device) -> None:
         for part in (*self.matrices, *self.vectors.values()):

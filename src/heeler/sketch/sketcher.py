@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,8 @@ class Sketcher:
         everything = covered_names(found.sites, found.names)
         small = sum(sizes[name] for name in everything) <= dim
         wanted = "all" if layers is None and (exact or small) else layers
-        sites = choose(found.sites, wanted, dim, device)
+        is_compiled = root is not model or getattr(model, "_compiled_call_impl", None) is not None
+        sites = choose(found.sites, wanted, dim, device, is_compiled)
         covered = covered_names(sites, found.names)
         if not covered:
             raise ValueError("no layer is left to sketch: " + _why(found.reasons))
@@ -83,6 +85,8 @@ class Sketcher:
         else:
             draw(sites, found.names, self.dim, seed, device)
 
+        self._key = compiled.enrol(self)
+        self._warned = False
         self.scaler = scaler
         self._sites = sites
         self._survey = found
@@ -181,13 +185,21 @@ class Sketcher:
         log.running = False
         if not (log.enabled and module.training and torch.is_grad_enabled()):
             return
-        batch, device = self._batch_size(args, kwargs)
+        found = first_tensor((args, kwargs), self._batch_dim + 1)
+        batch = self._batch_size(args, kwargs, found)
+        if batch is None:
+            log.current, log.lost = None, True
+            compiled.warn_of_lost_batch(self._key)
+            return
+        log.lost = False
+        device = log.device if found is None else found.device
         if torch.compiler.is_compiling():
             armed = capacity = int(log.capacity)
             while batch > capacity:
                 capacity = max(8, 2 * capacity)
             if capacity > armed or device != log.device:
-                compiled.prepare(self, capacity, device)
+                index = -1 if device.index is None else device.index
+                compiled.prepare(self._key, capacity, device.type, index)
             log.open_traced(batch)
         else:
             if device != log.device:
@@ -202,16 +214,24 @@ class Sketcher:
         log.running = False
         return _mark(output, log, slot) if slot.replayed else None
 
-    def _batch_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, torch.device]:
-        found = first_tensor((args, kwargs), self._batch_dim + 1)
-        if self._size_of is not None:
-            return self._size_of(args, kwargs), self._log.device if found is None else found.device
-        if found is None:
-            raise ValueError(
-                "the model was called without a tensor that has a batch dimension; "
-                "tell Heeler the batch size with batch_dim=lambda args, kwargs: ..."
+    def _batch_size(self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Tensor | None) -> int | None:
+        """None where it cannot be told: then this forward has no sketch, and the training step goes on."""
+        if self._size_of is None:
+            return None if found is None else found.shape[self._batch_dim]
+        if torch.compiler.is_compiling():
+            return self._size_of(args, kwargs)
+        try:
+            return self._size_of(args, kwargs)
+        except Exception:
+            return None
+
+    def _warn_of_lost_batch(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logging.getLogger("heeler").warning(
+                "a forward has no sketch, since its batch size cannot be told from its arguments: "
+                "tell Heeler with batch_dim=lambda args, kwargs: batch_size"
             )
-        return found.shape[self._batch_dim], found.device
 
     def _move(self, device: torch.device) -> None:
         for site in self._sites:
@@ -237,26 +257,41 @@ class _Hook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         slot = self.log.current
-        if slot is None or not _is_wanted(self.log, slot):
+        if slot is None or self.site.broken or not _is_wanted(self.log, slot):
             return None
         single = isinstance(output, Tensor)
         outputs = (output,) if single else _flat(output)
         if not outputs or not outputs[0].requires_grad or slot.examples is None:
             return None
         examples, site = slot.examples, self.site
-        call = Call(args, kwargs, output, examples)
-        try:
-            if slot.autocast is None:
-                kept = site.rule.keep(site, call)
-            else:  # the input as it is: autocast would copy all of it once more (compiled, the copy is shared)
-                with torch.autocast(slot.autocast, enabled=False):
-                    kept = site.rule.keep(site, call)
-        except NoBatchDimension as problem:
-            site.problem = str(problem)
+        kept = _keep(site, Call(args, kwargs, output, examples), slot.autocast)
+        if kept is None:
             return None
         leaf = slot.leaf if slot.leaf.shape[0] == examples.batch else slot.leaf[: examples.batch]
         tapped = Tap.apply(site, examples, leaf, len(outputs), *outputs, *kept)
         return tapped if single else _like(output, iter(tapped if len(outputs) > 1 else (tapped,)))
+
+
+def _keep(site: Site, call: Call, autocast: str | None) -> tuple[Tensor, ...] | None:
+    """The rule's `keep`; None where the call cannot be tapped."""
+    if torch.compiler.is_compiling():
+        try:
+            with torch.no_grad():
+                return site.rule.keep(site, call)
+        except NoBatchDimension as problem:
+            site.problem = str(problem)
+            return None
+    try:
+        if autocast is None:
+            return site.rule.keep(site, call)
+        # The input as it is: autocast would copy all of it once more (compiled, the copy is shared).
+        with torch.autocast(autocast, enabled=False):
+            return site.rule.keep(site, call)
+    except NoBatchDimension as problem:
+        site.problem = str(problem)
+    except Exception as error:
+        site.fail(error)
+    return None
 
 
 def _is_wanted(log: PassLog, slot: Slot) -> bool:

@@ -24,6 +24,7 @@ class Tap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, site: Site, examples: Examples, leaf: Tensor, n: int, *tensors: Tensor) -> Any:
         ctx.site, ctx.examples, ctx.arity = site, examples, len(tensors)
+        ctx.dim = leaf.shape[1]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors[n:])
         # A detached alias, not the tensor itself: autograd refuses in-place operations (ReLU(inplace=True)) on an
@@ -35,7 +36,16 @@ class Tap(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         sketch = None
         if any(g is not None for g in grads):
-            sketch = ctx.site.rule.sketch(ctx.site, ctx.examples, grads, *ctx.saved_tensors)
+            site, examples, kept = ctx.site, ctx.examples, ctx.saved_tensors
+            if torch.compiler.is_compiling():
+                sketch = site.rule.sketch(site, examples, grads, *kept)
+            else:
+                try:
+                    sketch = site.rule.sketch(site, examples, grads, *kept)
+                except Exception as error:  # nobody stores a sketch that is not finite
+                    site.fail(error)
+                    some = next(g for g in grads if g is not None)
+                    sketch = torch.full((examples.batch, ctx.dim), torch.nan, device=some.device)
         return (None, None, sketch, None, *grads, *(None,) * (ctx.arity - len(grads)))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from heeler.sketch.batch import NoBatchDimension, by_example
@@ -13,6 +14,14 @@ from heeler.sketch.projection import MatrixSpec
 
 if TYPE_CHECKING:
     from heeler.sketch.sites import Site
+
+
+def guess_positions(channels: float) -> float:
+    """Positions per example of a layer over images, which the layer alone does not tell.
+
+    Networks halve the image where they double the channels: 32 × 32 up to 64 channels, 4 × 4 from 512 on.
+    """
+    return min(1024.0, max(16.0, (2048.0 / channels) ** 2))
 
 
 class LeftOut(Exception):
@@ -36,6 +45,13 @@ class Examples:
 
     def __init__(self, batch: int, batch_dim: int) -> None:
         self.batch, self.batch_dim = batch, batch_dim
+        self.parts: Tensor | None = None
+        """(B, S, K): what fused kernels added up in place in the backward that is under way."""
+        self.stream: int | None = None
+        """The CUDA stream of an eager pass, on which alone they may."""
+
+    def same_stream(self, x: Tensor) -> bool:
+        return self.stream is not None and self.stream == torch._C._cuda_getCurrentRawStream(x.device.index)
 
     def split(self, x: Tensor) -> Tensor:
         """(..., n) → (B, T, n)."""
@@ -58,7 +74,8 @@ class Call:
         x = self.args[0] if self.args else next(iter(self.kwargs.values()))
         if not isinstance(x, Tensor):
             raise NoBatchDimension(f"a layer was called with a {type(x).__name__} where a tensor was expected")
-        return x.detach()
+        # Traced under no_grad: a detached alias would hide from the compiler that both read the same tensor.
+        return x if torch.compiler.is_compiling() else x.detach()
 
     def split(self, x: Tensor) -> Tensor:
         """(..., n) → (B, T, n)."""
@@ -87,8 +104,11 @@ class Rule:
         """In forward, without gradients: the tensors that `sketch` will need."""
         raise NotImplementedError
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
-        """In backward: this call's part of the (B, K) sketch. `grads` belong to the module's output tensors."""
+    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor | None:
+        """In backward: this call's part of the (B, K) sketch, or None where `Matrix.sketch` gave None.
+
+        `grads` belong to the module's output tensors.
+        """
         raise NotImplementedError
 
     def cost(self, module: nn.Module, k: float) -> Cost | None:

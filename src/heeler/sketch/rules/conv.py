@@ -11,14 +11,12 @@ from torch.nn import functional as F
 
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.projection import ExactMatrix, MatrixSpec
-from heeler.sketch.rules.base import Call, Cost, Examples, Rule, register
+from heeler.sketch.rules.base import Call, Cost, Examples, Rule, guess_positions, register
 
 if TYPE_CHECKING:
     from heeler.sketch.sites import Site
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-GUESSED_POSITIONS = 400.0
-"""Output positions per example, which the layer alone does not tell: those of a 20 × 20 image."""
 
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -69,4 +67,4 @@ class ConvRule(Rule):
         n_in, n_out = math.prod(module.weight.shape[1:]), module.out_channels
         c_in, groups = module.in_channels, module.groups
         tap = k * (n_in * groups + n_out)
-        return Cost(3 * n_in * n_out, 3 * (c_in + n_out), tap, c_in + n_out + k * groups, GUESSED_POSITIONS)
+        return Cost(3 * n_in * n_out, 3 * (c_in + n_out), tap, c_in + n_out + k * groups, guess_positions(n_out))

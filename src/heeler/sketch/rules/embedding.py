@@ -39,11 +39,11 @@ class EmbeddingRule(Rule):
             rows = torch.where((ids == self.padding_idx).unsqueeze(-1), 0.0, rows)
         return (rows,)
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor | None:
         matrix, g = site.matrices[0], grads[0]
         if g is None:
             raise ValueError("an embedding's output got no gradient")
-        return matrix.contract(matrix.grad(examples.split(g)), kept[0])
+        return matrix.sketch(examples, examples.split(g), kept[0])
 
     def cost(self, module: Any, k: float) -> Cost:
         n = module.embedding_dim

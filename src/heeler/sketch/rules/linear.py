@@ -27,11 +27,11 @@ class LinearRule(Rule):
     def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
         return (site.matrices[0].input(call.split(call.input)),)
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor | None:
         matrix, g = site.matrices[0], grads[0]
         if g is None:
             raise ValueError("a linear layer's output got no gradient")
-        return matrix.contract(matrix.grad(examples.split(g)), kept[0])
+        return matrix.sketch(examples, examples.split(g), kept[0])
 
     def cost(self, module: Any, k: float) -> Cost:
         return linear_cost(module.in_features, module.out_features, k)

@@ -7,13 +7,13 @@ and the parts add up to the whole.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heeler.sketch.batch import NoBatchDimension
-from heeler.sketch.rules.base import Call, Cost, Examples, LeftOut, Rule, register
+from heeler.sketch.rules.base import Call, Cost, Examples, LeftOut, Rule, guess_positions, register
 
 if TYPE_CHECKING:
     from heeler.sketch.sites import Site
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 class NormRule(Rule):
     """`normalise` gives x̂, shaped like x; the parameters lie along the last dimensions or along dimension 1."""
+
+    over_images: ClassVar[bool] = False
 
     def declare(self, module: Any) -> None:
         self.vectors = {
@@ -57,7 +59,7 @@ class NormRule(Rule):
 
     def cost(self, module: Any, k: float) -> Cost:
         n = float(next(iter(self.vectors.values())))
-        return Cost(0.0, 6 * n, 2 * k * k * n / 64, 6 * n)
+        return Cost(0.0, 6 * n, 2 * k * k * n / 64, 10 * n, guess_positions(n) if self.over_images else 1.0)
 
 
 class LastDimensions(NormRule):
@@ -68,6 +70,8 @@ class LastDimensions(NormRule):
 
 class DimensionOne(NormRule):
     """Channels in dimension 1, examples in dimension 0."""
+
+    over_images = True
 
     def by_feature(self, examples: Examples, x: Tensor) -> Tensor:
         if x.shape[0] != examples.batch:
