@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import json
 import statistics
 import sys
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch import Sketcher
+from heeler.sketch import Sketcher, fused
 
 GPT_SIZES = {  # width, layers, heads, vocabulary, length
     "124m": (768, 12, 12, 50257, 1024),
@@ -168,9 +169,11 @@ def measure_overhead(
     steps: int = 0,
     threads: int = 0,
     tf32: bool = True,
+    kernels: bool = True,
 ) -> dict[str, Any]:
     """Time plain and tapped training steps, taking turns; see the module's docstring.
 
+    kernels: fused kernels where they apply; False: the plain path.
     blocks: how often the two take turns. steps: steps a turn; 0 picks enough for about 0.2 s.
     """
     if device == "cuda" and not torch.cuda.is_available():
@@ -180,17 +183,22 @@ def measure_overhead(
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # the two copies differ by nothing but their hooks
     torch.manual_seed(0)
-    plain, x, y = build(model, size, batch, device)
-    tapped = copy.deepcopy(plain)
+    fused.enabled = kernels
+    gc.collect()
+    others = torch.cuda.memory_allocated() if device == "cuda" else 0
+    tapped, x, y = build(model, size, batch, device)
+    spare = copy.deepcopy(tapped).cpu()
     sketcher = Sketcher(tapped, dim=dim, layers=choose_layers(layers))
     autocast = model == "gpt" and device == "cuda"
     mode = "reduce-overhead" if cuda_graph else None
-    step_of = {}
-    for name, net in (("heeler", tapped), ("plain", plain)):
+    step_of, peaks = {}, {}
+    for name in ("heeler", "plain"):
+        net = tapped if name == "heeler" else spare.to(device)
         run = torch.compile(net, mode=mode) if compile or cuda_graph else net
         step_of[name] = _stepper(run, net, x, y, optimizer, autocast, sketcher if name == "heeler" else None)
-
-    peaks = {name: _peak_mb(step, device) for name, step in step_of.items()}
+        peaks[name] = _peak_mb(step_of[name], device, others)
+        # What was there before plus this copy is not the next copy's; the batch belongs to both.
+        others = torch.cuda.memory_allocated() - x.nbytes - y.nbytes if device == "cuda" else 0
     for step in step_of.values():  # warm up both before either is timed
         for _ in range(5):
             step()
@@ -214,6 +222,9 @@ def measure_overhead(
         "compile": compile,
         "cuda_graph": cuda_graph,
         "layers": layers,
+        "tapped": [site.name for site in sketcher._sites],
+        "kernels": kernels,
+        "threads": torch.get_num_threads(),
         "dim": sketcher.dim,
         "plain_ms": 1e3 * statistics.median(seconds["plain"]),
         "heeler_ms": 1e3 * statistics.median(seconds["heeler"]),
@@ -282,8 +293,8 @@ def _time(step: Callable[[], None], count: int, device: str) -> float:
     return (time.perf_counter() - start) / count
 
 
-def _peak_mb(step: Callable[[], None], device: str) -> float | None:
-    """Peak of allocated device memory in the third of three steps; not known on a CPU."""
+def _peak_mb(step: Callable[[], None], device: str, resident: int) -> float | None:
+    """Peak of allocated device memory in the third of three steps, less `resident`, what others hold; None on a CPU."""
     if device != "cuda":
         return None
     for i in range(3):
@@ -291,7 +302,7 @@ def _peak_mb(step: Callable[[], None], device: str) -> float | None:
             torch.cuda.reset_peak_memory_stats()
         step()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / 2**20
+    return (torch.cuda.max_memory_allocated() - resident) / 2**20
 
 
 def run_plan(plan: list[dict[str, Any]], out: Path | None = None) -> list[dict[str, Any]]:
@@ -338,6 +349,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--plain-path", dest="kernels", action="store_false", help="no fused kernels")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plan", type=Path)
     parser.add_argument("--out", type=Path)
