@@ -2,12 +2,13 @@
 
 import typer
 
+from heeler.cli.coordination import coordination
 from heeler.cli.demo import demo
 from heeler.cli.epoch import epoch
 from heeler.cli.herding import herding
 from heeler.cli.overhead import overhead
 from heeler.cli.solver import solver
-from heeler.cli.sweep import sweep
+from heeler.cli.sweep import report, sweep
 from heeler.cli.train import train
 
 app = typer.Typer(
@@ -17,10 +18,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, train, sweep, herding):
+for command in (demo, train, sweep, report, herding):
     app.command()(command)
 
 bench = typer.Typer(help="Measure Heeler on this machine: medians, with the spread.", no_args_is_help=True)
-for measurement in (overhead, solver, epoch):
+for measurement in (overhead, solver, epoch, coordination):
     bench.command()(measurement)
 app.add_typer(bench, name="bench")
