@@ -129,10 +129,10 @@ def _play(
     names = ("exchange_seconds", "solve_seconds", "waited_seconds", "bytes_sent", "bytes_received")
     measured: dict[str, list[float]] = {name: [] for name in names}
     before = turnover.numbers()
-    for epoch in range(1 + STEADY_EPOCHS):
+    for _ in range(1 + STEADY_EPOCHS):
         walk = turnover.indices
         starts = range(0, len(walk), batch_size)
-        quick = math.ceil(EARLY_FROM * len(starts)) - 1 if epoch else len(starts)
+        quick = math.ceil(EARLY_FROM * len(starts)) - 1
         for number, at in enumerate(starts):
             indices = walk[at : at + batch_size]
             if number == quick:  # training's own collectives keep the ranks together: the barrier stands for them
@@ -144,8 +144,6 @@ def _play(
             turnover.observe(indices, vectors[own[indices]] + drift)
             if turnover.wants_early_start(at + len(indices), len(walk)):
                 turnover.start_early()
-        if epoch == 0:
-            dist.barrier()
         turnover.next_order()
         now = turnover.numbers()
         for name in names:
