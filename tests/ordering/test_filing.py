@@ -237,6 +237,26 @@ def test_out_of_order_loaders_are_refused() -> None:
         next(iter(loader))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+def test_a_compiled_model() -> None:
+    dataset, model = problem(67)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    sampler = heeler.Sampler(dataset, batch_size=8)
+    handle = heeler.attach(compiled, sampler)
+    for _ in range(2):
+        for batch in DataLoader(dataset, batch_size=8, sampler=sampler):
+            backward(compiled, batch)
+    check_filed(handle, dataset, model)
+    assert handle.ignored_passes == 0
+    torch._dynamo.reset()
+
+
+def test_orders_without_gradients_tap_one_layer() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))
+    handle = heeler.attach(model, heeler.Sampler(10, batch_size=2, order="random"))
+    assert len({name.split(".")[0] for name in handle.coverage.covered}) == 1
+
+
 def test_a_second_attach_is_refused_until_the_first_is_detached() -> None:
     _, model, sampler, handle, _ = attached()
     with pytest.raises(ValueError, match="detach"):

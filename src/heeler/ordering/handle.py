@@ -41,6 +41,9 @@ class Handle:
 
     def __init__(self, model: nn.Module, sampler: Sampler, **sketcher_options: Any) -> None:
         self.sampler = sampler
+        if not sampler.rule.needs_vectors:
+            # Only the count of passes is wanted, for positions: one cheap layer tells it.
+            sketcher_options.setdefault("layers", "0.001%")
         self.sketcher = Sketcher(model, dim=sampler.dim, seed=sampler.seed, **sketcher_options)
         sampler.set_dim(self.sketcher.dim)
         sampler.collector = self
