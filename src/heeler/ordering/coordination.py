@@ -37,7 +37,7 @@ from heeler.ordering.turnover import EARLY_FROM, forget, resumed_walk, whole_sta
 
 logger = logging.getLogger("heeler")
 
-ROUND_BYTES = 1 << 26
+ROUND_BYTES = 1 << 22
 """Sketches that a rank keeps back, at most, before it sends them."""
 _HEADER = 4
 
@@ -315,7 +315,8 @@ class CoordinatedTurnover:
         indices = numbers.numpy().astype(np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= len(self.rule.order)):
             raise RankFault(rank, "it sent numbers of examples that do not exist")
-        return indices[:count], np.ldexp(values.float().numpy(), -exponent), indices[count:]
+        vectors = values.float().mul_(math.ldexp(1.0, -exponent)).numpy()
+        return indices[:count], vectors, indices[count:]
 
     def _tell_of(self, rank: int, rows: int, of: int) -> None:
         logger.warning(

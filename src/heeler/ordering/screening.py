@@ -17,7 +17,7 @@ def suspicious(batches: list[NDArray[np.float32]]) -> list[NDArray[np.bool_]]:
     send nonsense (of two ranks: none or the larger one), it is an honest rank's.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        norms = [np.sqrt(np.einsum("bk,bk->b", rows, rows, dtype=np.float64)) for rows in batches]
+        norms = [np.sqrt(np.einsum("bk,bk->b", rows, rows)) for rows in batches]
     largest = sorted(
         float(n[np.isfinite(n)].max()) for n in norms if np.isfinite(n).any() and n[np.isfinite(n)].max() > 0
     )

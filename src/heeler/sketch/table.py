@@ -55,6 +55,9 @@ class SketchTable:
             raise IndexError(f"indices must lie in 0..{len(self) - 1}, not {where.min()}..{where.max()}")
         if sketches.ndim != 2 or sketches.shape[1] != self.dim:  # type: ignore[union-attr]
             raise ValueError(f"sketches must be (b, {self.dim})")
+        if not len(self._courier) and isinstance(sketches, np.ndarray) and len(sketches) == len(where):
+            self._store(where, sketches.astype(np.float32, copy=False))  # here already: no need of a copy on the way
+            return
         self._courier.send(where, sketches)
         self._write(wait=False)
 
@@ -92,17 +95,24 @@ class SketchTable:
 
     def _write(self, wait: bool) -> None:
         for where, values in self._courier.receive(wait):
+            self._store(where, values)
+
+    def _store(self, where: NDArray[Any], values: NDArray[np.float32]) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            whole = np.isfinite(values.sum())  # one number tells, nearly always, that all of them are finite
+        if not whole:
             finite = np.isfinite(values).all(axis=1)
-            if not finite.all():
-                self.dropped += int((~finite).sum())
-                where, values = where[finite], values[finite]
-            if not len(where):
-                continue
-            if self.rows.dtype == np.float16:
-                self._follow(values)
-                values = np.clip(values * np.float32(self.scale), -_LARGEST, _LARGEST)
-            self.rows[where] = values  # of an index that occurs twice the last one stays
-            self.seen[where] = True
+            self.dropped += int((~finite).sum())
+            where, values = where[finite], values[finite]
+        if not len(where):
+            return
+        if self.rows.dtype == np.float16:
+            self._follow(values)
+            scaled = torch.from_numpy(np.ascontiguousarray(values)) * self.scale
+            self.rows[where] = scaled.clamp_(-_LARGEST, _LARGEST).half().numpy()  # torch casts four times faster
+        else:
+            self.rows[where] = values
+        self.seen[where] = True  # of an index that occurs twice the last one stays
 
     def _follow(self, values: NDArray[np.float32]) -> None:
         """Keep typical rows in the middle of half precision's range."""
