@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.diversity import StreamingDiversity, batch_size_bound, gradient_diversity
+from heeler.diversity.sketching import Layout
 
 
 def batches(seed=0, count=40, size=8, dim=16, mean=0.3):
@@ -23,14 +24,20 @@ def feed(stream, parts):
     return stream
 
 
-def test_an_epoch_gives_what_the_table_gives():
+@pytest.mark.parametrize("sketch", ["kronecker", (Layout(3, 5, 0.0, 0.2), Layout(4, 4, 0.2, 0.25))])
+def test_an_epoch_gives_what_the_table_gives(sketch):
     parts = batches()
-    stream = feed(StreamingDiversity(16, sketch="kronecker"), parts)
+    stream = feed(StreamingDiversity(16, sketch=sketch), parts)
     table = np.concatenate(parts)
-    assert float(stream.diversity()) == pytest.approx(float(gradient_diversity(table, sketch="kronecker")))
-    expected = batch_size_bound(table, sketch="kronecker")
+    assert float(stream.diversity()) == pytest.approx(float(gradient_diversity(table, sketch=sketch)))
+    expected = batch_size_bound(table, sketch=sketch)
     found = stream.bound()
     assert (found.value, found.low, found.high) == pytest.approx((expected.value, expected.low, expected.high))
+    assert found.low < found.value < found.high
+    merged = feed(StreamingDiversity(16, sketch=sketch), parts[:9]).merge(
+        feed(StreamingDiversity(16, sketch=sketch), parts[9:])
+    )
+    assert merged.bound().high == pytest.approx(expected.high)
     assert float(stream.noise_scale()) == pytest.approx(expected.value - 1)
     assert found.weights == "moving"
     assert StreamingDiversity(16, weights="fixed").bound().weights == "fixed"

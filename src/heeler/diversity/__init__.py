@@ -1,10 +1,10 @@
 """Gradient diversity: how large may the batch be? From the sketches that Heeler holds anyway.
 
-    bound = batch_size_bound(table.rows, rows=table.seen, sketch="kronecker")
+    bound = batch_size_bound(table.rows, rows=table.seen, sketch=layouts_of(sketcher))
     print(sentence(bound, batch_size=64))
 
 `estimators`: from a table of vectors; `norms`: from the gradient norms of two batch sizes; `streaming`: while training
-goes, also across workers; `sketching`: what a sketch does to these numbers, and how to make it better than 20%;
+goes, also across workers; `sketching`: what a sketch does to these numbers, and how to make it better;
 `mechanisms`: Langevin noise and quantized gradients, which raise diversity.
 """
 
@@ -18,7 +18,7 @@ from heeler.diversity.estimators import (
 from heeler.diversity.measured import Estimate, Measured
 from heeler.diversity.mechanisms import add_langevin_noise, quantize, quantize_gradients
 from heeler.diversity.norms import bound_from_norms
-from heeler.diversity.sketching import SumSketch, calibrate, pick_for_calibration
+from heeler.diversity.sketching import SumSketch, calibrate, layouts_of, pick_for_calibration
 from heeler.diversity.streaming import StreamingDiversity
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "calibrate",
     "differential_diversity",
     "gradient_diversity",
+    "layouts_of",
     "noise_scale",
     "pick_for_calibration",
     "quantize",

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from heeler.diversity.measured import Estimate, Measured, combine, student_quantile
-from heeler.diversity.sketching import Floats, SketchError, moments
+from heeler.diversity.sketching import Floats, Layout, SketchError, moments
 
 Of = Literal["dataset", "sample"]
 
@@ -39,12 +39,11 @@ class Alignment:
 
 
 class Sums:
-    """N, A = Σ‖v‖², S = Σ v (K,), and for sketches of shape (p, q) their moments; float64."""
+    """N, A = Σ‖v‖², S = Σ v (K,), and for sketches their `moments`; float64."""
 
-    def __init__(self, dim: int, shape: tuple[int, int] | None) -> None:
-        self.count, self.squares, self.total, self.shape = 0, 0.0, np.zeros(dim), shape
-        self.row_moment = np.zeros((shape[0], shape[0])) if shape else np.zeros((0, 0))
-        self.col_moment = np.zeros((shape[1], shape[1])) if shape else np.zeros((0, 0))
+    def __init__(self, dim: int, layouts: tuple[Layout, ...]) -> None:
+        self.count, self.squares, self.total, self.layouts = 0, 0.0, np.zeros(dim), layouts
+        self.moment = moments(np.zeros((0, dim)), layouts)
 
     def add(self, vectors: Floats) -> None:
         """(b, K)."""
@@ -54,10 +53,7 @@ class Sums:
         self.count += len(vectors)
         self.squares += squares
         self.total += vectors.sum(axis=0)
-        if self.shape:
-            of_rows, of_cols = moments(vectors, self.shape)
-            self.row_moment += of_rows
-            self.col_moment += of_cols
+        self.moment += moments(vectors, self.layouts)
 
 
 def align(

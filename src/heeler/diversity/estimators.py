@@ -34,8 +34,8 @@ from heeler.diversity.sketching import (
     Sketch,
     SketchError,
     as_rows,
+    layouts_for,
     sketch_error,
-    sketch_shape,
     to_float64,
 )
 
@@ -76,8 +76,9 @@ def batch_size_bound(
     Args:
         vectors: (N, K) float16, float32, float64 (bfloat16 in torch), NumPy or torch, memory-mapped files too. Read in
             chunks, never copied as a whole. Their scale does not matter.
-        sketch: None for gradients themselves, which an exact sketcher gives; "kronecker" for Heeler's sketches, "dense"
-            or (p, q). It tells how uncertain the result is: see `heeler.diversity.sketching`.
+        sketch: None for gradients themselves, which an exact sketcher gives; `layouts_of(sketcher)` for Heeler's
+            sketches; "dense" for independent signs; (p, q), or "kronecker" for p ≈ q, for independent signs on either
+            side of every weight. It tells how uncertain the result is: see `heeler.diversity.sketching`.
         rows: (N,) bool or (n,) int: use these rows only, such as `table.seen`.
         of: "dataset": the vectors are all there are. "sample": they are a *random* sample of many more (not a batch of
             Heeler's order, whose sums are small on purpose); then ‖E g‖² is estimated without the sample's own noise,
@@ -122,8 +123,7 @@ def differential_diversity(
         raise ValueError(
             f"before is {tuple(first.shape)} and after {tuple(second.shape)}: rows must be the same examples"
         )
-    shape = sketch_shape(sketch, first.shape[1])
-    sums = Sums(first.shape[1], shape)
+    sums = Sums(first.shape[1], layouts_for(sketch, first.shape[1]))
     for one, other in zip(_chunks(first), _chunks(second), strict=True):
         sums.add(other - one)
     return invert(_from_sums(sums, level), 1.0, DIFFERENTIAL, level)
@@ -156,7 +156,7 @@ def _alignment(
 ) -> Alignment:
     table = as_rows(vectors)
     where = _picked(rows, len(table))
-    sums = Sums(table.shape[1], sketch_shape(sketch, table.shape[1]))
+    sums = Sums(table.shape[1], layouts_for(sketch, table.shape[1]))
     for part in _chunks(table, where):
         sums.add(part)
     if of == "dataset":
@@ -177,10 +177,8 @@ def _from_sums(
     own_sum, own_squares = Estimate(float(sums.total @ sums.total)), Estimate(sums.squares)
     known_sum = own_sum if sum_square is None else as_estimate(sum_square, "sum_square")
     known_squares = own_squares if square_sum is None else as_estimate(square_sum, "square_sum")
-    error = SketchError()
-    if sums.shape:
-        known = {"sum_known": sum_square is not None, "squares_known": square_sum is not None}
-        error = sketch_error(sums.row_moment, sums.col_moment, sums.total, **known)
+    known = {"sum_known": sum_square is not None, "squares_known": square_sum is not None}
+    error = sketch_error(sums.moment, sums.total, sums.layouts, **known)
     variance = error.variance + known_sum.relative_variance + known_squares.relative_variance
     return align(known_sum, known_squares, count=sums.count, error=error._replace(variance=variance), level=level)
 
@@ -202,8 +200,7 @@ def _from_sample(sums: Sums, parts: Iterator[Floats], level: float) -> Alignment
         influence = np.concatenate(influences)
         deviation = math.sqrt(float(np.sum((influence - influence.mean()) ** 2)) * count / (count - 1))
         sampling = student_quantile(level, count - 1) * deviation * (count - 1)
-        if sums.shape:
-            error = sketch_error(sums.row_moment, sums.col_moment, sums.total)
+        error = sketch_error(sums.moment, sums.total, sums.layouts)
     return align(
         Estimate(whole),
         Estimate(squares),

@@ -22,11 +22,10 @@ from heeler.diversity.measured import Estimate, Measured
 from heeler.diversity.sketching import (
     Floats,
     Sketch,
-    SketchError,
     as_rows,
+    layouts_for,
     moments,
     sketch_error,
-    sketch_shape,
     to_float64,
 )
 
@@ -42,7 +41,7 @@ class StreamingDiversity:
     half_life: None for a window that is closed by hand, with `reset`, at the end of an epoch: every example once, so
         the result is of the dataset. A number of examples for an exponential window: weight 2^(−age/half_life); its
         examples count as a random sample of many more.
-    sketch: as for `batch_size_bound`. ("dense" keeps K² numbers; the others 2K.)
+    sketch: as for `batch_size_bound`. ("dense" keeps K² numbers; a p × q layout p² + q².)
     weights: "moving" as long as the weights change between updates, "fixed" if they do not. It is a label: over moving
         weights S = Σ g_i(w_t) adds up gradients of different points, so a window in which the weights travel far has a
         smaller ‖S‖, hence a larger bound, than any single point in it.
@@ -65,15 +64,14 @@ class StreamingDiversity:
         if weights not in ("moving", "fixed"):
             raise ValueError(f'weights must be "moving" or "fixed", not {weights!r}')
         self.dim, self.half_life, self.weights = dim, half_life, weights
-        self.shape = sketch_shape(sketch, dim)
+        self.layouts = layouts_for(sketch, dim)
         self.reset()
 
     def reset(self) -> None:
         """Open a new window."""
-        rows, cols = self.shape or (0, 0)
         self._totals = np.zeros((GROUPS, self.dim))
         self._numbers = np.zeros((GROUPS, 4))  # W₁, W₂, A₁, A₂ of each group
-        self._row_moment, self._col_moment = np.zeros((rows, rows)), np.zeros((cols, cols))
+        self._moment = moments(np.zeros((0, self.dim)), self.layouts)
         self._updates = 0
 
     def update(self, vectors: Any) -> None:
@@ -90,22 +88,20 @@ class StreamingDiversity:
         group = self._updates % GROUPS
         self._totals[group] += batch.sum(axis=0)
         self._numbers[group] += (len(batch), len(batch), squares, squares)
-        if self.shape:
-            of_rows, of_cols = moments(batch[:: -(-len(batch) // MOMENT_ROWS)], self.shape)
-            self._row_moment += of_rows
-            self._col_moment += of_cols
+        self._moment += moments(batch[:: -(-len(batch) // MOMENT_ROWS)], self.layouts)
         self._updates += 1
 
     def merge(self, other: StreamingDiversity) -> StreamingDiversity:
         """A new one with what both have seen."""
-        mine = (self.dim, self.half_life, self.shape, self.weights)
-        if mine != (other.dim, other.half_life, other.shape, other.weights):
+        mine = (self.dim, self.half_life, self.layouts, self.weights)
+        if mine != (other.dim, other.half_life, other.layouts, other.weights):
             raise ValueError("only windows of the same dim, half_life, sketch and weights can be merged")
-        merged = StreamingDiversity(self.dim, half_life=self.half_life, sketch=self.shape, weights=self.weights)
+        merged = StreamingDiversity(
+            self.dim, half_life=self.half_life, sketch=self.layouts or None, weights=self.weights
+        )
         merged._totals = self._totals + other._totals
         merged._numbers = self._numbers + other._numbers
-        merged._row_moment = self._row_moment + other._row_moment
-        merged._col_moment = self._col_moment + other._col_moment
+        merged._moment = self._moment + other._moment
         merged._updates = max(self._updates, other._updates)
         return merged
 
@@ -127,8 +123,7 @@ class StreamingDiversity:
         return {
             "totals": self._totals.copy(),
             "numbers": self._numbers.copy(),
-            "row_moment": self._row_moment.copy(),
-            "col_moment": self._col_moment.copy(),
+            "moment": self._moment.copy(),
             "updates": self._updates,
         }
 
@@ -142,15 +137,13 @@ class StreamingDiversity:
                     f"the state's {name} is {value.shape}, here it is {own[name].shape}: "
                     "resume with the same dim and sketch"
                 )
-        self._totals, self._numbers = found["totals"], found["numbers"]
-        self._row_moment, self._col_moment = found["row_moment"], found["col_moment"]
+        self._totals, self._numbers, self._moment = found["totals"], found["numbers"], found["moment"]
         self._updates = int(state["updates"])
 
     def _fade(self, factor: float) -> None:
         self._totals *= factor
         self._numbers *= (factor, factor**2, factor, factor**2)
-        self._row_moment *= factor
-        self._col_moment *= factor
+        self._moment *= factor
 
     def _alignment(self, of: str, level: float) -> Alignment:
         if of not in ("dataset", "sample"):
@@ -160,7 +153,7 @@ class StreamingDiversity:
         if count == 0:
             return Alignment(math.nan, 0, 0, 0, 1, "no batch has come in yet")
         whole = float(total @ total)
-        error = sketch_error(self._row_moment, self._col_moment, total) if self.shape else SketchError()
+        error = sketch_error(self._moment, total, self.layouts)
         if of == "dataset":
             return align(Estimate(whole), Estimate(squares), count=count, error=error, level=level)
         pairs = count**2 - count_2
