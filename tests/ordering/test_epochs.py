@@ -160,6 +160,15 @@ def test_bad_arguments_are_named(arguments: dict, message: str) -> None:
         heeler.Sampler(given_ones.pop("dataset"), **given_ones)
 
 
+def test_workers_that_cannot_hear_of_each_other_are_refused() -> None:
+    """Each would find an order of its own, and examples would be lost and doubled."""
+    dataset, model = problem(12)
+    with pytest.raises(ValueError, match="process group"):
+        heeler.attach(model, heeler.Sampler(dataset, batch_size=2, num_replicas=2, rank=0))
+    heeler.attach(model, heeler.Sampler(dataset, batch_size=2, num_replicas=2, rank=0, order="random")).detach()
+    heeler.attach(model, heeler.Sampler(dataset, batch_size=2, num_replicas=2, rank=0, shards="local"))
+
+
 def test_a_dataset_without_length_is_refused() -> None:
     with pytest.raises(TypeError, match="IterableDataset"):
         heeler.Sampler(iter([1, 2]), batch_size=1)  # type: ignore[arg-type]

@@ -33,6 +33,12 @@ def attach(model: nn.Module, sampler: Sampler, **sketcher_options: Any) -> Handl
     """
     if sampler.collector is not None:
         raise ValueError("this sampler is attached to a model already: call detach() on that handle first")
+    if sampler.is_one_of_strangers:
+        raise ValueError(
+            f"the sampler is one of {sampler.num_replicas} by num_replicas, but there is no process group of that size "
+            "in which they could agree on an order that comes from gradients: initialize torch.distributed first, or "
+            "use order='random', or shards='local'"
+        )
     return Handle(model, sampler, **sketcher_options)
 
 

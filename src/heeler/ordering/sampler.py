@@ -152,6 +152,12 @@ class Sampler(DistributedSampler[Any]):
         """The ordering rule, with all that it has seen."""
         return self.turnover.rule
 
+    @property
+    def is_one_of_strangers(self) -> bool:
+        """Whether other workers walk the same order without a way to hear of what this one sees."""
+        alone = self._group is None and self._peers is None
+        return alone and self.num_replicas > 1 and self.shards == "global" and self.rule.needs_vectors
+
     def set_dim(self, dim: int) -> None:
         """Take sketches of `dim` numbers from now on; only before anything was seen."""
         if self._group is not None:
