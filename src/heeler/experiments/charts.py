@@ -48,6 +48,23 @@ def draw(summaries: Sequence[Summary], target: Path | BinaryIO, *, by_time: bool
     plt.close(figure)
 
 
+def draw_grid(summaries: Sequence[Summary], target: Path | BinaryIO, columns: int = 3) -> None:
+    """The curves by epoch of many tasks, a panel each. PNG."""
+    plt = _pyplot()
+    rows = -(-len(summaries) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(4.6 * columns, 3.4 * rows), layout="constrained", squeeze=False)
+    for axes, summary in zip(grid.flat, summaries, strict=False):
+        panel(axes, summary.lines, "epoch", summary.quantity)
+        axes.set_title(get_task(summary.task).summary, loc="left", fontsize=9, fontweight="bold")
+    for axes in list(grid.flat)[len(summaries) :]:
+        axes.set_axis_off()
+    figure.canvas.draw()
+    for axes in grid.flat:
+        _name_lines(axes)
+    figure.savefig(target, dpi=90, format="png")
+    plt.close(figure)
+
+
 def draw_bounds(curves: dict[str, Floats], target: Path | BinaryIO) -> None:
     """Each line's herding bound by epoch, over that of a random order. PNG."""
     plt = _pyplot()
