@@ -159,8 +159,10 @@ def _foot(summary: Summary, source: Source) -> str:
     first = summary.lines[0].results[0]
     run, about = first.run, source.about
     seeds = sorted({r.run.seed for line in summary.lines for r in line.results})
-    setting = [f"{run.workers} worker{'s'[: run.workers > 1]} × {run.batch_size}", f"{first.start['examples']:,} examples"]
-    setting += [f"{first.start['parameters']:,} parameters", f"{{"sgd": "SGD", "adamw": "AdamW"}[run.optimizer]} {run.lr:g}"]
+    name = {"sgd": "SGD", "adamw": "AdamW"}[run.optimizer]
+    setting = [f"{run.workers} workers × {run.batch_size}" if run.workers > 1 else f"batches of {run.batch_size}"]
+    setting += [f"{first.start['examples']:,} examples", f"{first.start['parameters']:,} parameters"]
+    setting += [f"{name} {run.lr:g}"]
     setting += [f"momentum {run.momentum:g}"] if run.optimizer == "sgd" else []
     setting += [f"×{run.decay:g} every {run.decay_every} epochs"] if run.decay_every else []
     setting += [f"L2 {run.weight_decay:g}"] if run.weight_decay else []
@@ -191,15 +193,17 @@ def timing(sources: Sequence[Source]) -> str:
         if row is not None:
             base = next((row.epochs_to_target for row in summary.rows if row.name == "random"), None)
             needed[summary.task] = (row.epochs_to_target, base or max(row.loss_at))
-    head = ["task", "random, s an epoch", "Heeler", "ratio", "epochs to random's last", "wall-clock to it ÷ random's", ""]
+    head = ["task", "random, s an epoch", "Heeler", "ratio", "epochs to random's last ÷ random's own"]
+    head += ["wall-clock to it ÷ random's", "machine, one run at a time"]
     lines = [_row(head), _row(["---"] + ["---:"] * (len(head) - 2) + ["---"])]
     for source in (source for source in sources if source.about.get("extra") == "timing"):
         for summary in source.summaries():
             seconds = {row.name: row.seconds_an_epoch for row in summary.rows}
             ratio = seconds["herd"] / seconds["random"]
             reached, last = needed.get(summary.task, (None, 0))
-            cells = [get_task(summary.task).summary, f"{seconds['random']:.3g}", f"{seconds['herd']:.3g}", f"{ratio:.2f}"]
-            cells += [f"{reached} of {last}", f"{ratio * reached / last:.2f}"] if reached else ["not reached", "–"]
+            cells = [get_task(summary.task).summary, f"{seconds['random']:.3g}", f"{seconds['herd']:.3g}"]
+            cells.append(f"{ratio:.2f}")
+            cells += [f"{reached} ÷ {last}", f"{ratio * reached / last:.2f}"] if reached else ["not reached", "–"]
             lines.append(_row([*cells, source.about["machine"]]))
     return "\n".join(lines)
 
