@@ -4,8 +4,18 @@ import lzma
 
 import numpy as np
 import pytest
+import torch
 
 from heeler.experiments.folder import Folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """As `heeler train` has it: these models are too small to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

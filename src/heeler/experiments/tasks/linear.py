@@ -69,5 +69,10 @@ def least_objective(examples: Examples, classes: int, weight_decay: float) -> fl
         value.backward()
         return value
 
-    optimizer.step(objective)
-    return float(objective().detach())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of small steps: on a busy machine two threads wait for one another for minutes
+    try:
+        optimizer.step(objective)
+        return float(objective().detach())
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,83 @@
+"""Compact files of runs, and the tables made from them."""
+
+import json
+
+import pytest
+
+from heeler.experiments import results
+from heeler.experiments.folder import Folder
+from heeler.experiments.plans import comparison
+from heeler.experiments.records import carry_out, result_path
+from heeler.experiments.setup import Run
+
+ABOUT = ["--command", "heeler train digits", "--machine", "a machine", "--commit", "abc"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    for run in comparison("digits", ["random", "cd-grab", "herd"], 2, epochs=3):
+        carry_out(run, Folder.at(out), out)
+    return out
+
+
+def packed(runs, path, *more):
+    assert results.main(["pack", str(runs), "--to", str(path), *ABOUT, *more]) == 0
+    return results.read_source(path)
+
+
+def test_a_packed_file_gives_the_same_numbers(runs, tmp_path):
+    source = packed(runs, tmp_path / "experiments-x.json")
+    assert len(source.results) == 6
+    assert source.about["machine"] == "a machine"
+    result = source.results[0]
+    original = json.loads(result_path(runs, result.run).read_text().splitlines()[-2])
+    assert result.epochs[-1]["suboptimality"] == pytest.approx(original["suboptimality"], rel=1e-5)
+
+
+def test_fill_replaces_tables_and_nothing_else(runs, tmp_path):
+    packed(runs, tmp_path / "experiments-x.json")
+    packed(runs, tmp_path / "experiments-t.json", "--extra", "timing")
+    names = ("goals", "timing", "digits", "digits@t")
+    page = tmp_path / "RESULTS.md"
+    page.write_text("before\n" + "".join(f"<!-- table {n} -->\nold\n<!-- end -->\nkept\n" for n in names))
+    files = [str(tmp_path / f"experiments-{n}.json") for n in "xt"]
+    for _ in range(2):  # filling what is filled changes nothing
+        assert results.main(["fill", str(page), *files, "--draw", str(tmp_path / "curves.png")]) == 0
+    text = page.read_text()
+    assert "old" not in text
+    assert text.startswith("before\n<!-- table goals -->\n| task |")
+    assert text.count("kept") == 4
+    assert "| Heeler |" in text
+    assert "`heeler train digits`, a machine, seeds 0, 1" in text
+    assert (tmp_path / "curves.png").stat().st_size > 5_000
+
+
+def test_a_table_without_runs_is_named(runs, tmp_path):
+    source = packed(runs, tmp_path / "experiments-x.json")
+    with pytest.raises(ValueError, match="no runs for the table 'hmda'"):
+        results.fill("<!-- table hmda -->\n<!-- end -->", [source])
+
+
+def test_stopped_runs_count_where_all_rules_came_that_far(runs, tmp_path):
+    out = tmp_path / "runs"
+    out.mkdir()
+    for path in runs.glob("*.jsonl"):
+        lines = path.read_text().splitlines()
+        run = Run.from_json(json.loads(lines[0])["run"])
+        if run.rule == "herd" and run.seed == 1:  # stopped in the third epoch, in the middle of a line
+            (out / path.name).with_suffix(".part").write_text("\n".join(lines[:4]) + '\n{"kind": "ep')
+        else:
+            (out / path.name).write_text(path.read_text())
+    cut = packed(out, tmp_path / "a.json", "--until", "digits=2")
+    assert {(r.run.rule, r.run.seed, len(r.epochs)) for r in cut.results} == {
+        (rule, seed, 3) for rule in ("random", "cd-grab", "herd") for seed in (0, 1)
+    }
+    whole = packed(out, tmp_path / "b.json", "--until", "digits=3")
+    assert {r.run.seed for r in whole.results} == {0}, "seed 1 is not whole for every rule"
+    assert len(packed(out, tmp_path / "c.json").results) == 5
+
+
+def test_nothing_to_pack(tmp_path):
+    with pytest.raises(ValueError, match="no finished run"):
+        results.pack([tmp_path], {})
