@@ -115,7 +115,7 @@ def measure_hmda(
     processes: bool = False,
     say: Any = lambda line: None,
 ) -> dict[str, Any]:
-    """Sub-optimality after every epoch, of every rule and seed, and the ratios that the issue asks for."""
+    """Sub-optimality after every epoch, of every rule and seed, and the ratios between them."""
     examples = load(data, workers * batch, sort)
     least = least_objective(examples, 2, 0.0)
     curves: dict[str, list[list[float]]] = {rule: [] for rule in rules}
