@@ -254,6 +254,7 @@ def run_ranks(ranks: int, task: Callable[[int], Any], *, timeout: float) -> list
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)
     pipes: list[Any] = []
     processes = []
+    torch.set_num_threads(1)  # a fork of a process whose OpenMP threads have run hangs in its first parallel loop
     gc.collect()
     gc.freeze()  # or a collection in every child would copy the pages that they share
     try:
