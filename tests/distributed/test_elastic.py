@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from heeler.ordering import coordination
 from tests.distributed.ranks import problem, run_ranks, set_up
 
 EXAMPLES = 50
@@ -57,6 +60,29 @@ def test_the_same_workers_go_on_where_they_were() -> None:
     second, _ = on(2, 100, state)
     assert set(first + second) == set(range(EXAMPLES))
     assert len(first + second) == EXAMPLES
+
+
+def test_saving_on_rank_0_alone_between_barriers_waits_for_nobody() -> None:
+    """At the very step at which a round begins: the other rank begins it only with its next forward."""
+
+    def saves_alone(rank: int) -> tuple[float, bool]:
+        coordination.ROUND_BYTES = 64  # a round every few steps
+        dataset, model = problem(EXAMPLES)
+        sampler, handle, loader = set_up(dataset, model, exchange_timeout=5.0)
+        longest = 0.0
+        for _ in range(3):
+            for inputs, targets in loader:
+                ((model(inputs) - targets).square().sum() / 2).backward()
+                dist.barrier()
+                started = time.monotonic()
+                if rank == 0:
+                    handle.state_dict()
+                longest = max(longest, time.monotonic() - started)
+                dist.barrier()
+        return longest, sampler.turnover.fault is None
+
+    results = run_ranks(2, saves_alone)
+    assert all(longest < 3.0 and fine for longest, fine in results)
 
 
 def test_only_the_hosts_state_can_be_loaded() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -82,6 +83,7 @@ class CoordinatedTurnover:
         self._closing: Future[IntArray] | None = None
         self._worker = Worker("heeler-exchange")
         self._failed: RankFault | None = None
+        self._using_rule = threading.Lock()
         self._times = {"exchange_seconds": 0.0, "solve_seconds": 0.0, "waited_seconds": 0.0}
 
     @property
@@ -134,28 +136,27 @@ class CoordinatedTurnover:
         self._waiting = [(rows[keep], vectors[keep]) for rows, vectors, keep in kept]
         self._forgotten.append(numbers)
 
-    def settle(self) -> None:
-        """Nothing to wait for: what is under way is bounded, and asked for at the epoch's end."""
-
     def state_dict(self) -> dict[str, Any]:
         """The host's is the whole, and all that a restart needs, on any number of ranks; the others' says so."""
         if not self.is_host:
             return {"host": False}
         assert self.walk is not None  # the host knows the whole order
-        self._worker.submit(lambda: None).result()  # nothing is half way into the rule
-        if self._closing is not None and self._closing.exception() is None:
-            self.closed = True
-        for indices, vectors in self._waiting:
-            self._feed(indices, vectors)
-        self._waiting.clear()
-        return whole_state(self.rule, self.walk, self.closed, self.layout)
+        # Never wait for another rank here: it may itself be waiting, at a barrier, for this one to have saved.
+        with self._using_rule:
+            if (
+                self._table and self._closing is None
+            ):  # the order of a table's rows does not matter; a solve's input does
+                for indices, vectors in self._waiting:
+                    self._feed(indices, vectors)
+                self._waiting.clear()
+            return whole_state(self.rule, self.walk, self.closed, self.layout)
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Go on where the host's `state_dict` was taken; True if positions in the epoch still hold."""
         if "rule" not in state:
             raise ValueError("this state is not the host's: load what rank 0 saved, on every rank")
-        self.rule.load_state_dict(state["rule"])
         walk, same = resumed_walk(state, self.layout)
+        self.rule.load_state_dict(state["rule"])
         self.walk, self.indices = walk, self.layout.part(walk)
         self.closed = state["closed"]
         self._waiting.clear()
@@ -242,6 +243,13 @@ class CoordinatedTurnover:
             return
         collected = [(*rows, gone)] + [self._receive_rows(rank) for rank in range(1, self.group.size)]
         bad = suspicious([vectors for _, vectors, _ in collected])
+        with self._using_rule:
+            self._feed_all(collected, bad)
+        self._times["exchange_seconds"] += time.perf_counter() - started
+
+    def _feed_all(
+        self, collected: list[tuple[IntArray, NDArray[np.float32], IntArray]], bad: list[NDArray[np.bool_]]
+    ) -> None:
         for rank, ((indices, vectors, forgotten), rejected) in enumerate(zip(collected, bad, strict=True)):
             if rejected.any():
                 self._tell_of(rank, int(rejected.sum()), rejected.size)
@@ -252,7 +260,6 @@ class CoordinatedTurnover:
             if forgotten.size:
                 forget(self.rule, forgotten)
             self._feed(indices, vectors)
-        self._times["exchange_seconds"] += time.perf_counter() - started
 
     def _feed(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
         if not indices.size:
@@ -270,9 +277,11 @@ class CoordinatedTurnover:
             self.group.count(f"{turn}/received")
             return part.numpy().astype(np.int64)
         started = time.perf_counter()
-        if self._stash is not None:
-            self._feed_in_order()
-        order = self.rule.next_order()
+        with self._using_rule:
+            if self._stash is not None:
+                self._feed_in_order()
+            order = self.rule.next_order()
+            self.closed = True
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()
         for rank in range(1, self.group.size):

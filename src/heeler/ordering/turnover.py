@@ -99,8 +99,9 @@ class Turnover:
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Go on where `state_dict` was taken; True if the workers are the same, so that positions still hold."""
         self.settle()
+        walk, same = resumed_walk(state, self.layout)
         self.rule.load_state_dict(state["rule"])
-        self.walk, same = resumed_walk(state, self.layout)
+        self.walk = walk
         self.closed = state["closed"]
         return same
 
