@@ -48,10 +48,6 @@ class Group:
         self.bytes_received = 0
         self._abandoned: list[Sequence[Tensor]] = []
 
-    def close(self) -> None:
-        """Let go of the group."""
-        dist.destroy_process_group(self._group)
-
     # Tensors
 
     def send(self, tensors: Sequence[Tensor], to: int) -> None:
