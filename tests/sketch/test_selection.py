@@ -30,6 +30,19 @@ def test_budget_buys_more_layers_and_keeps_tied_ones_together() -> None:
         assert ("token" in names) == ("head" in names)
 
 
+def test_a_budget_never_falls_back_on_recurrent_layers_where_a_tied_head_is_there() -> None:
+    """A decoder that shares the embedding's weight: the pair is sure, the LSTM runs a second time, step by step."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.lstm, self.decoder = nn.Embedding(500, 8), nn.LSTM(8, 8), nn.Linear(8, 500)
+            self.decoder.weight = self.embedding.weight
+
+    names = [site.name for site in Sketcher(Tied(), layers="1%")._sites]
+    assert names == ["embedding", "decoder"]
+
+
 def test_known_gradients_decide() -> None:
     model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(6)])
     for i, layer in enumerate(model):

@@ -120,7 +120,7 @@ def within_budget(
         if spent + price <= budget * step:
             spent += price
             chosen.update(id(site) for site in group)
-    sure = [group for _, _, group in priced if not any(site.rule.may_miss for site in group)]
+    sure = [group for _, _, group in priced if not all(site.rule.may_miss for site in group)]
     if not any(id(site) in chosen and not site.rule.may_miss for site in sites):
         chosen.update(id(site) for site in (sure[0] if sure else sites))
     return [site for site in sites if id(site) in chosen]
