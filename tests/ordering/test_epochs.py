@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
 import heeler
@@ -179,3 +180,19 @@ def test_it_is_a_distributed_sampler_but_no_random_sampler() -> None:
     assert isinstance(sampler, torch.utils.data.distributed.DistributedSampler)
     assert not isinstance(sampler, RandomSampler)
     assert not hasattr(sampler, "generator")  # Accelerate would seed it
+
+
+@pytest.mark.parametrize(
+    ("examples", "features", "asked", "dim"),
+    [
+        (1000, 2000, None, 2001),  # a small model: the whole gradient
+        (1000, 2048, None, 256),  # a bias too many
+        (100_000, 384, None, 256),  # a table of whole gradients would be too large
+        (100_000, 250, None, 251),
+        (1000, 2000, 64, 64),  # what was asked for
+    ],
+)
+def test_small_models_keep_whole_gradients(examples: int, features: int, asked: int | None, dim: int) -> None:
+    sampler = heeler.Sampler(examples, batch_size=10, dim=asked)
+    handle = heeler.attach(nn.Linear(features, 1), sampler)
+    assert (sampler.dim, handle.sketcher.exact) == (dim, dim > 256 or dim == features + 1)

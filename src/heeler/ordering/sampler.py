@@ -22,6 +22,13 @@ logger = logging.getLogger("heeler")
 
 COORDINATED = ("herd", "cd-grab")
 """The rules that order shards of several workers together."""
+DIM = 256
+"""Numbers in a sketch, by default."""
+WHOLE = 2048
+"""Parameters up to which gradients are kept whole: taking them costs no more than a sketch, and what a sketch leaves
+out cannot be balanced (RESULTS.md: GLUE on 385 and 1,537 parameters)."""
+WHOLE_BYTES = 1 << 26
+"""And bytes of a table of them, which also travel between workers, up to which that holds."""
 FAST_FORWARD = 1000
 """Epochs that `set_epoch` skips one by one; a number further off is taken as a name, not as a distance."""
 
@@ -42,7 +49,8 @@ class Sampler(DistributedSampler[Any]):
             each global batch is dealt out in portions of it. Backward passes are counted in examples, so a loader with
             another batch size still works.
         order: a rule by name (`heeler.herding.rule_names()`), or an object with the `heeler.herding.Rule` protocol.
-        dim: numbers in the sketch of an example's gradient.
+        dim: numbers in the sketch of an example's gradient. By default 256, or the whole gradient of a model so small
+            that nothing is gained by less: see `whole_up_to`.
         seed: of everything random. The same on all workers.
         num_replicas, rank: workers, and which one this is; by default from `torch.distributed`, else one.
         shards: "global" where every worker can read every example, "local" where `dataset` is this worker's own part.
@@ -59,7 +67,7 @@ class Sampler(DistributedSampler[Any]):
         *,
         batch_size: int,
         order: str | Rule = "herd",
-        dim: int = 256,
+        dim: int | None = None,
         seed: int = 0,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -73,7 +81,7 @@ class Sampler(DistributedSampler[Any]):
             raise TypeError("dataset has no len(): an order needs a dataset of known length, not an IterableDataset")
         if len(sized) < 1:
             raise ValueError("the dataset is empty: there is nothing to order")
-        for name, value in (("batch_size", batch_size), ("dim", dim)):
+        for name, value in (("batch_size", batch_size), ("dim", DIM if dim is None else dim)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         if isinstance(order, str) and order not in rule_names():
@@ -88,7 +96,8 @@ class Sampler(DistributedSampler[Any]):
         super().__init__(sized, num_replicas or 1, rank or 0, shuffle=True, seed=seed, drop_last=drop_last)
         self.batch_size = batch_size
         self.shards = shards
-        self.dim = dim
+        self.dim = DIM if dim is None else dim
+        self._may_keep_whole = dim is None
         self.examples = len(sized)
         self._order = order
         # Every rank makes both groups, whether it speaks for its worker or not: PyTorch names a group by how many the
@@ -157,6 +166,14 @@ class Sampler(DistributedSampler[Any]):
         """Whether other workers walk the same order without a way to hear of what this one sees."""
         alone = self._group is None and self._peers is None
         return alone and self.num_replicas > 1 and self.shards == "global" and self.rule.needs_vectors
+
+    @property
+    def whole_up_to(self) -> int:
+        """The number of covered parameters up to which sketches are whole gradients; `dim` where one was asked for."""
+        if not self._may_keep_whole:
+            return self.dim
+        examples = sum(self._shard_sizes or (self.examples,))
+        return max(DIM, min(WHOLE, WHOLE_BYTES // (2 * examples)))  # half precision
 
     def set_dim(self, dim: int) -> None:
         """Take sketches of `dim` numbers from now on; only before anything was seen."""

@@ -25,8 +25,9 @@ class Sketcher:
     """Sketches of every example's gradient, out of an ordinary `loss.backward()`.
 
     model: any module; attach before its first compiled call.
-    dim: K, the numbers of a sketch; a square (256 = 16 × 16) is best. Where the covered parameters are no more than
-        this, the sketch is the exact gradient, and `sketcher.dim` their number.
+    dim: K, the numbers of a sketch; a square (256 = 16 × 16) is best.
+    whole: where the covered parameters are no more than this (`dim` by default), the sketch is the exact gradient, and
+        `sketcher.dim` their number.
     seed: of the projections, which depend on it and on the parameters' names alone.
     layers: None for the default choice, "all", a budget such as "2%" of the step's time, or a predicate
         `(name, module) -> bool`.
@@ -48,12 +49,14 @@ class Sketcher:
         layers: Layers = None,
         exact: bool = False,
         *,
+        whole: int | None = None,
         batch_dim: BatchDim = 0,
         scaler: Any = None,
         reduction: str = "mean",
     ) -> None:
         if dim < 1:
             raise ValueError(f"dim must be positive, not {dim}")
+        whole = dim if whole is None else whole
         if reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
         compiled.refuse_if_called(model)
@@ -64,7 +67,7 @@ class Sketcher:
         device = next(iter(found.parameters.values())).device
         sizes = {name: p.numel() for name, p in found.parameters.items()}
         everything = covered_names(found.sites, found.names)
-        small = sum(sizes[name] for name in everything) <= dim
+        small = sum(sizes[name] for name in everything) <= whole
         wanted = "all" if layers is None and (exact or small) else layers
         is_compiled = root is not model or getattr(model, "_compiled_call_impl", None) is not None
         sites = choose(found.sites, wanted, dim, device, is_compiled)
@@ -72,7 +75,7 @@ class Sketcher:
         if not covered:
             raise ValueError("no layer is left to sketch: " + _why(found.reasons))
         count = sum(sizes[name] for name in covered)
-        self.exact = exact or count <= dim
+        self.exact = exact or count <= whole
         self.dim = count if self.exact else dim
         self.seed = seed
         if self.exact:
