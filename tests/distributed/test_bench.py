@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from heeler.bench import coordination as bench
-from heeler.ordering.coordination import _pack
+from heeler.ordering.parcels import pack
 
 
 @pytest.mark.parametrize("shards", ["global", "local"])
@@ -57,10 +57,10 @@ def test_command() -> None:
 
 def test_sketches_keep_what_half_precision_can_hold() -> None:
     vectors = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32) * np.float32(1e-9)
-    values, exponent = _pack(vectors, torch.float16)
+    values, exponent = pack(vectors, torch.float16)
     np.testing.assert_allclose(np.ldexp(values.float().numpy(), -exponent), vectors, rtol=1e-3, atol=1e-14)
     vectors[0, 0], vectors[1, 1], vectors[2, 2] = np.inf, np.nan, 1.0  # infinite, no number, too large for the others
-    values, exponent = _pack(vectors, torch.float16)
+    values, exponent = pack(vectors, torch.float16)
     assert torch.isinf(values[0, 0])
     assert torch.isnan(values[1, 1])
     assert values[2, 2] == torch.finfo(torch.float16).max

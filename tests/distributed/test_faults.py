@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heeler.ordering import coordination
+from heeler.ordering import parcels
 from heeler.ordering.screening import suspicious
 from tests.distributed.ranks import problem, run_ranks, set_up, walk
 
@@ -168,7 +168,7 @@ def test_a_header_that_cannot_be() -> None:
         dataset, model = problem(24)
         sampler, _, loader = set_up(dataset, model, exchange_timeout=2.0)
         if rank == 1:
-            coordination.torch = _Lies(coordination.torch)
+            parcels.torch = _Lies(parcels.torch)
         walk(model, sampler, loader, 2)
         return heard.said
 

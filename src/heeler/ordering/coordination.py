@@ -32,6 +32,7 @@ from heeler.herding import Rule
 from heeler.ordering.dealing import IntArray, Layout
 from heeler.ordering.following import random_walk, tell_peers
 from heeler.ordering.group import Group, RankFault
+from heeler.ordering.parcels import Parcels, Rows, join
 from heeler.ordering.screening import suspicious
 from heeler.ordering.thread import Worker
 from heeler.ordering.turnover import EARLY_FROM, forget, resumed_walk, whole_state
@@ -40,10 +41,8 @@ logger = logging.getLogger("heeler")
 
 ROUND_BYTES = 1 << 22
 """Sketches that a rank keeps back, at most, before it sends them."""
-_HEADER = 4
 
 T = TypeVar("T")
-Rows = tuple[IntArray, NDArray[np.float32]]
 
 
 class CoordinatedTurnover:
@@ -70,16 +69,16 @@ class CoordinatedTurnover:
         self._length = len(self.indices)
         self._dim = dim
         self._table = hasattr(rule, "table")
-        self._payload = torch.float16 if self._table else torch.float32  # a table stores half precision anyway
-        self._number = torch.int32 if len(rule.order) < 2**31 else torch.int64
+        self._parcels = Parcels(group, len(rule.order), dim, halves=self._table)
         # An online rule over one dealt order needs the whole epoch in that order.
         self._stash: list[Rows] | None = [] if layout.shard_sizes is None and not self._table else None
         longest = max(layout.shard_sizes or (self._length,))
-        self._rounds = max(1, math.ceil(longest * dim * self._payload.itemsize / ROUND_BYTES))
+        self._rounds = max(1, math.ceil(longest * dim * self._parcels.payload.itemsize / ROUND_BYTES))
         self._waiting: list[Rows] = []
         self._forgotten: list[IntArray] = []
         self._rounds_begun = 0
         self._turns = 0
+        self._first_epoch = True
         self._closing: Future[IntArray] | None = None
         self._worker = Worker("heeler-exchange")
         self._failed: RankFault | None = None
@@ -125,7 +124,7 @@ class CoordinatedTurnover:
             self._waiting.clear()
         if self._peers is not None:
             tell_peers(self._peers, self.indices)
-        self.closed, self._closing, self._rounds_begun = False, None, 0
+        self.closed, self._closing, self._rounds_begun, self._first_epoch = False, None, 0, False
         self._turns += 1
         self._times["waited_seconds"] = time.perf_counter() - started
 
@@ -135,6 +134,19 @@ class CoordinatedTurnover:
         kept = [(rows, vectors, ~np.isin(rows, numbers)) for rows, vectors in self._waiting]
         self._waiting = [(rows[keep], vectors[keep]) for rows, vectors, keep in kept]
         self._forgotten.append(numbers)
+
+    def consolidate(self) -> None:
+        """Bring everything that any rank has seen to the host; every rank calls it, at the same step.
+
+        For the orders it does not matter when a sketch arrives, so a run that saves is the run that does not.
+        """
+        if self.fault is not None:
+            return
+        try:
+            # In the thread, so behind a solve that is under way: what is new is about the next one.
+            self._begin_sending(first=False).result(4.0 * self.group.timeout)
+        except (RankFault, FutureTimeout) as fault:
+            logger.warning("the state lacks sketches that other ranks have seen: %s", fault or "no answer in time")
 
     def state_dict(self) -> dict[str, Any]:
         """The host's is the whole, and all that a restart needs, on any number of ranks; the others' says so."""
@@ -149,7 +161,9 @@ class CoordinatedTurnover:
                 for indices, vectors in self._waiting:
                     self._feed(indices, vectors)
                 self._waiting.clear()
-            return whole_state(self.rule, self.walk, self.closed, self.layout)
+            state = whole_state(self.rule, self.walk, self.closed, self.layout)
+            stash = join(self._stash or [], self._dim)
+            return {**state, "first_epoch": self._first_epoch, "stash": {"indices": stash[0], "vectors": stash[1]}}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Go on where the host's `state_dict` was taken; True if positions in the epoch still hold."""
@@ -159,6 +173,11 @@ class CoordinatedTurnover:
         self.rule.load_state_dict(state["rule"])
         self.walk, self.indices = walk, self.layout.part(walk)
         self.closed = state["closed"]
+        self._first_epoch = state.get("first_epoch", True)  # a state of a single process does not say
+        if self._stash is not None:
+            stash = state.get("stash", {"indices": [], "vectors": []})
+            held = np.array(stash["indices"], np.int64), np.array(stash["vectors"], np.float32)
+            self._stash = [held] if held[0].size else []
         self._waiting.clear()
         return same
 
@@ -171,14 +190,18 @@ class CoordinatedTurnover:
 
     @property
     def _early(self) -> bool:
-        return self._table and self._turns > 0
+        return self._table and not self._first_epoch
 
     def _begin_round(self) -> None:
-        rows, gone = _join(self._waiting, self._dim), _join_indices(self._forgotten)
-        self._waiting, self._forgotten = [], []
-        first, turn = self._rounds_begun == 0, self._turns
+        first = self._rounds_begun == 0
         self._rounds_begun += 1
-        self._worker.submit(lambda: self._guarded(turn, lambda: self._round(rows, gone, first)))
+        self._begin_sending(first=first)
+
+    def _begin_sending(self, *, first: bool) -> Future[None]:
+        rows, gone = join(self._waiting, self._dim), _join_indices(self._forgotten)
+        self._waiting, self._forgotten = [], []
+        turn = self._turns
+        return self._worker.submit(lambda: self._guarded(turn, lambda: self._round(rows, gone, first)))
 
     def _begin_close(self) -> None:
         turn = self._turns
@@ -238,19 +261,17 @@ class CoordinatedTurnover:
         if first:
             self._times["exchange_seconds"] = self._times["solve_seconds"] = 0.0
         if not self.is_host:
-            self._send_rows(rows, gone)
+            self._parcels.send(rows, gone)
             self._times["exchange_seconds"] += time.perf_counter() - started
             return
-        collected = [(*rows, gone)] + [self._receive_rows(rank) for rank in range(1, self.group.size)]
-        bad = suspicious([vectors for _, vectors, _ in collected])
+        collected = [(rows, gone)] + [self._parcels.receive(rank) for rank in range(1, self.group.size)]
+        bad = suspicious([vectors for (_, vectors), _ in collected])
         with self._using_rule:
             self._feed_all(collected, bad)
         self._times["exchange_seconds"] += time.perf_counter() - started
 
-    def _feed_all(
-        self, collected: list[tuple[IntArray, NDArray[np.float32], IntArray]], bad: list[NDArray[np.bool_]]
-    ) -> None:
-        for rank, ((indices, vectors, forgotten), rejected) in enumerate(zip(collected, bad, strict=True)):
+    def _feed_all(self, collected: list[tuple[Rows, IntArray]], bad: list[NDArray[np.bool_]]) -> None:
+        for rank, (((indices, vectors), forgotten), rejected) in enumerate(zip(collected, bad, strict=True)):
             if rejected.any():
                 self._tell_of(rank, int(rejected.sum()), rejected.size)
                 if self._table:  # these examples keep the sketch they had
@@ -272,7 +293,7 @@ class CoordinatedTurnover:
     def _close(self, turn: int) -> IntArray:
         """This rank's part of the next order: the host finds it, and sends every rank its own."""
         if not self.is_host:
-            part = torch.empty(self._length, dtype=self._number)
+            part = torch.empty(self._length, dtype=self._parcels.number)
             self.group.receive([part], 0, patience=2.0)  # the host may itself wait for another rank
             self.group.count(f"{turn}/received")
             return part.numpy().astype(np.int64)
@@ -285,7 +306,7 @@ class CoordinatedTurnover:
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()
         for rank in range(1, self.group.size):
-            part = torch.from_numpy(self.layout.part(order, rank)).to(self._number)
+            part = torch.from_numpy(self.layout.part(order, rank)).to(self._parcels.number)
             self.group.send([part], rank)
         if self.group.counted(f"{turn}/received", self.group.size - 1):
             self.group.decide(f"{turn}/verdict", "commit")
@@ -296,36 +317,12 @@ class CoordinatedTurnover:
         """Give an online rule what all ranks saw, in the order of the walk."""
         assert self._stash is not None
         assert self.walk is not None
-        indices, vectors = _join(self._stash, self._dim)
+        indices, vectors = join(self._stash, self._dim)
         self._stash = []
-        place = np.empty(len(self.rule.order), np.int64)
+        place = np.full(len(self.rule.order), -1)  # after a restart on other workers the walk is what was left
         place[self.walk] = np.arange(len(self.walk))
         sequence = np.argsort(place[indices], kind="stable")
         self.rule.observe(indices[sequence], vectors[sequence])
-
-    def _send_rows(self, rows: Rows, gone: IntArray) -> None:
-        indices, vectors = rows
-        values, exponent = _pack(vectors, self._payload)
-        header = torch.tensor([indices.size, gone.size, exponent, 0], dtype=torch.int64)
-        numbers = torch.from_numpy(np.concatenate([indices, gone])).to(self._number)
-        self.group.send([header], 0)
-        self.group.send([numbers, values], 0)
-
-    def _receive_rows(self, rank: int) -> tuple[IntArray, NDArray[np.float32], IntArray]:
-        header = torch.empty(_HEADER, dtype=torch.int64)
-        self.group.receive([header], rank)
-        count, gone, exponent, _ = header.tolist()
-        limit = len(self.rule.order) + self.layout.batch_size
-        if not 0 <= count <= 2 * limit or not 0 <= gone <= 2 * limit:
-            raise RankFault(rank, f"it announced {count} sketches, which cannot be")
-        numbers = torch.empty(count + gone, dtype=self._number)
-        values = torch.empty(count, self._dim, dtype=self._payload)
-        self.group.receive([numbers, values], rank)
-        indices = numbers.numpy().astype(np.int64)
-        if indices.size and (indices.min() < 0 or indices.max() >= len(self.rule.order)):
-            raise RankFault(rank, "it sent numbers of examples that do not exist")
-        vectors = values.float().mul_(math.ldexp(1.0, -exponent)).numpy()
-        return indices[:count], vectors, indices[count:]
 
     def _tell_of(self, rank: int, rows: int, of: int) -> None:
         logger.warning(
@@ -340,28 +337,5 @@ def _abort(fault: RankFault) -> str:
     return f"abort {fault.rank} {fault.why}"
 
 
-def _join(rows: list[Rows], dim: int) -> Rows:
-    if not rows:
-        return np.empty(0, np.int64), np.empty((0, dim), np.float32)
-    return np.concatenate([i for i, _ in rows]), np.concatenate([v for _, v in rows])
-
-
 def _join_indices(parts: list[IntArray]) -> IntArray:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-
-def _pack(vectors: NDArray[np.float32], dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    """(b, K) in the payload's precision, times 2 to the returned power, which brings half precision into its range."""
-    values = torch.from_numpy(vectors)
-    if dtype != torch.float16 or not vectors.size:
-        return values.to(dtype), 0
-    sizes = np.abs(vectors).max(axis=1)
-    largest = sizes.max()  # not a number if any is not
-    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-    typical = float(np.median(sizes)) if sizes.size else 1.0
-    exponent = -round(math.log2(typical))
-    limit = torch.finfo(torch.float16).max
-    scaled = torch.from_numpy(np.ldexp(vectors, exponent))
-    if np.ldexp(largest, exponent) <= limit:  # nearly always, and then there is nothing to look at
-        return scaled.to(dtype), exponent
-    return torch.where(scaled.isfinite(), scaled.clamp(-limit, limit), scaled).to(dtype), exponent

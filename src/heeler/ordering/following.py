@@ -57,6 +57,9 @@ class FollowingTurnover:
     def forget(self, indices: IntArray) -> None:
         """Nothing to forget."""
 
+    def consolidate(self) -> None:
+        """Nothing to bring."""
+
     def state_dict(self) -> dict[str, Any]:
         """The host's is the whole."""
         return {"host": False}

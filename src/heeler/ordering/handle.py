@@ -50,7 +50,9 @@ class Handle:
         if not sampler.rule.needs_vectors:
             # Only the count of passes is wanted, for positions: one cheap layer tells it.
             sketcher_options.setdefault("layers", "0.001%")
-        self.sketcher = Sketcher(model, dim=sampler.dim, seed=sampler.seed, **sketcher_options)
+        self.sketcher = Sketcher(
+            model, dim=sampler.dim, whole=sampler.whole_up_to, seed=sampler.seed, **sketcher_options
+        )
         sampler.set_dim(self.sketcher.dim)
         sampler.collector = self
         self.ignored_passes = 0
@@ -149,6 +151,19 @@ class Handle:
             )
 
     # State and numbers
+
+    def consolidate(self) -> None:
+        """Before saving with several workers: bring what all of them have seen to rank 0. Every rank calls it.
+
+            handle.consolidate()
+            if rank == 0:
+                torch.save({"heeler": handle.state_dict(), ...}, path)
+
+        Without it rank 0's state is valid all the same, but lacks sketches that others have not sent yet, and a run
+        that resumes from it goes on in other orders. With one worker there is nothing to do.
+        """
+        self.collect(wait=True)
+        self.sampler.turnover.consolidate()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as a copy: position, order, rule and table. Loaded anywhere in an epoch it goes on exactly.

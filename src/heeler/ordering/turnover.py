@@ -91,6 +91,9 @@ class Turnover:
             self.rule.observe(indices, vectors)
         self._late.clear()
 
+    def consolidate(self) -> None:
+        """Nothing to bring together: one worker has seen everything."""
+
     def state_dict(self) -> dict[str, Any]:
         """All state as a copy; waits for a solve under way."""
         self.settle()

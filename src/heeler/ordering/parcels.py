@@ -1,0 +1,79 @@
+"""What travels between ranks: examples' numbers and their sketches, as tensors, and nothing pickled."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from heeler.ordering.dealing import IntArray
+from heeler.ordering.group import Group, RankFault
+
+Rows = tuple[IntArray, NDArray[np.float32]]
+"""(b,) numbers of examples and (b, K) their sketches."""
+_HEADER = 4
+
+
+class Parcels:
+    """Sends sketches of `dim` numbers of some of `examples` examples to rank 0 of the group, and receives them there.
+
+    halves: send half precision. A table stores no more; an online rule sums what it gets, and gets it whole.
+    """
+
+    def __init__(self, group: Group, examples: int, dim: int, *, halves: bool) -> None:
+        self._group, self._examples, self._dim = group, examples, dim
+        self.number = torch.int32 if examples < 2**31 else torch.int64
+        """The type in which numbers of examples travel."""
+        self.payload = torch.float16 if halves else torch.float32
+
+    def send(self, rows: Rows, forgotten: IntArray) -> None:
+        """Send rows, and the numbers of examples whose sketches shall be forgotten."""
+        indices, vectors = rows
+        values, exponent = pack(vectors, self.payload)
+        header = torch.tensor([indices.size, forgotten.size, exponent, 0], dtype=torch.int64)
+        numbers = torch.from_numpy(np.concatenate([indices, forgotten])).to(self.number)
+        self._group.send([header], 0)
+        self._group.send([numbers, values], 0)
+
+    def receive(self, rank: int) -> tuple[Rows, IntArray]:
+        """What `rank` sent."""
+        header = torch.empty(_HEADER, dtype=torch.int64)
+        self._group.receive([header], rank)
+        count, forgotten, exponent, _ = header.tolist()
+        limit = 4 * self._examples + 1024  # padded epochs and late rows: more than once an example, not much more
+        if not 0 <= count <= limit or not 0 <= forgotten <= limit:
+            raise RankFault(rank, f"it announced {count} sketches, which cannot be")
+        numbers = torch.empty(count + forgotten, dtype=self.number)
+        values = torch.empty(count, self._dim, dtype=self.payload)
+        self._group.receive([numbers, values], rank)
+        indices = numbers.numpy().astype(np.int64)
+        if indices.size and (indices.min() < 0 or indices.max() >= self._examples):
+            raise RankFault(rank, "it sent numbers of examples that do not exist")
+        vectors = values.float().mul_(math.ldexp(1.0, -exponent)).numpy()
+        return (indices[:count], vectors), indices[count:]
+
+
+def join(rows: list[Rows], dim: int) -> Rows:
+    """All rows in one."""
+    if not rows:
+        return np.empty(0, np.int64), np.empty((0, dim), np.float32)
+    return np.concatenate([i for i, _ in rows]), np.concatenate([v for _, v in rows])
+
+
+def pack(vectors: NDArray[np.float32], dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """(b, K) in the payload's precision, times 2 to the returned power, which brings half precision into its range."""
+    values = torch.from_numpy(vectors)
+    if dtype != torch.float16 or not vectors.size:
+        return values.to(dtype), 0
+    sizes = np.abs(vectors).max(axis=1)
+    largest = sizes.max()  # not a number if any is not
+    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+    typical = float(np.median(sizes)) if sizes.size else 1.0
+    exponent = -round(math.log2(typical))
+    limit = torch.finfo(torch.float16).max
+    scaled = torch.from_numpy(np.ldexp(vectors, exponent))
+    if np.ldexp(largest, exponent) <= limit:  # nearly always, and then there is nothing to look at
+        return scaled.to(dtype), exponent
+    return torch.where(scaled.isfinite(), scaled.clamp(-limit, limit), scaled).to(dtype), exponent
