@@ -244,22 +244,26 @@ class ExactMatrix:
     def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
         groups = self.spec.groups
         gp, xp = gp.float(), xp.float()
-        if gp.ndim == 2:
-            gp, xp = gp.unsqueeze(1), xp.unsqueeze(1)
         left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
-        result = gp.new_zeros(gp.shape[0], self.dim)
         if groups > 1:
             left, right = left.unflatten(1, (-1, groups)), right.unflatten(1, (-1, groups))
             outer = torch.einsum("btgo,btgi->bgoi", left, right)
             bias = gp.unflatten(1, (-1, groups)).sum(1)
+        elif gp.ndim == 2:  # one token: an outer product, which needs no GEMM
+            outer, bias = left.unsqueeze(2) * right.unsqueeze(1), gp
         else:
-            outer = torch.bmm(left.transpose(1, 2), right)
-            bias = gp.sum(1)
-        if self.weight_at is not None:
-            result = result + place(outer.flatten(1), self.weight_at, self.dim)
-        if self.bias_at is not None:
-            result = result + place(bias.flatten(1), self.bias_at, self.dim)
-        return result
+            outer, bias = torch.bmm(left.transpose(1, 2), right), gp.sum(1)
+        return self._at_their_places(outer.flatten(1), bias.flatten(1))
+
+    def _at_their_places(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """(B, K) from a weight's and a bias's part; side by side, as a layer has them, in one piece."""
+        parts = [(at, part) for at, part in ((self.weight_at, weight), (self.bias_at, bias)) if at is not None]
+        if len(parts) == 2 and self.bias_at == parts[0][0] + weight.shape[1]:
+            parts = [(parts[0][0], torch.cat([weight, bias], 1))]
+        placed = [part if part.shape[1] == self.dim else place(part, at, self.dim) for at, part in parts]
+        if not placed:  # a frozen one among a layer's matrices
+            return bias.new_zeros(bias.shape[0], self.dim)
+        return placed[0] if len(placed) == 1 else placed[0] + placed[1]
 
 
 class Vector:
