@@ -52,7 +52,8 @@ class Sampler(DistributedSampler[Any]):
         dim: numbers in the sketch of an example's gradient. By default 256, or the whole gradient of a model so small
             that nothing is gained by less: see `whole_up_to`.
         seed: of everything random. The same on all workers.
-        num_replicas, rank: workers, and which one this is; by default from `torch.distributed`, else one.
+        num_replicas: workers; by default from `torch.distributed`, else one.
+        rank: which one of them this is.
         shards: "global" where every worker can read every example, "local" where `dataset` is this worker's own part.
         drop_last: with several workers, drop what does not divide evenly among them instead of repeating examples.
         process_group: the workers that share the order, as a process group or a one-dimensional `DeviceMesh`; all of
@@ -172,8 +173,7 @@ class Sampler(DistributedSampler[Any]):
         """The number of covered parameters up to which sketches are whole gradients; `dim` where one was asked for."""
         if not self._may_keep_whole:
             return self.dim
-        examples = sum(self._shard_sizes or (self.examples,))
-        return max(DIM, min(WHOLE, WHOLE_BYTES // (2 * examples)))  # half precision
+        return largest_whole(sum(self._shard_sizes or (self.examples,)))
 
     def set_dim(self, dim: int) -> None:
         """Take sketches of `dim` numbers from now on; only before anything was seen."""
@@ -334,6 +334,11 @@ class Sampler(DistributedSampler[Any]):
                 f"the state is of a dataset of {examples} examples, this one has {self.examples}: to carry it over to "
                 "a dataset that has grown, use heeler.grow(state, examples)"
             )
+
+
+def largest_whole(examples: int) -> int:
+    """The number of covered parameters up to which, by default, the gradients of so many examples are kept whole."""
+    return max(DIM, min(WHOLE, WHOLE_BYTES // (2 * examples)))  # half precision
 
 
 def _learns(order: str) -> bool:

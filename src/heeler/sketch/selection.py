@@ -83,10 +83,25 @@ def parse_budget(layers: str) -> float:
     return budget
 
 
-def within_budget(
-    sites: list[Site], budget: float, dim: int, device: torch.device, compiled: bool = False
-) -> list[Site]:
-    """Greedily by worth per cost, until the taps cost `budget` of the layers' own work; the best one at least."""
+@dataclass(frozen=True)
+class Prices:
+    """What a step of the model takes, and each tap of it, in the cost model's seconds."""
+
+    step: float
+    groups: list[tuple[float, list[Site]]]
+    """(price, sites that are tapped together); without those that are known to be too expensive."""
+
+    def ratio(self, chosen: list[Site]) -> float | None:
+        """A step with these sites tapped over a plain one; None if one of them has no price."""
+        wanted = {id(site) for site in chosen}
+        paid = [(price, group) for price, group in self.groups if any(id(site) in wanted for site in group)]
+        if sum(len(group) for _, group in paid) < len(wanted) or not self.step:
+            return None
+        return 1 + sum(price for price, _ in paid) / self.step
+
+
+def prices(sites: list[Site], dim: int, device: torch.device, compiled: bool = False) -> Prices:
+    """Of all sites of a model, by groups that are tapped together."""
     machine = MACHINES.get(device.type, MACHINES["cuda"])
     sequences = any(isinstance(site.rule, (EmbeddingRule, LastDimensions)) for site in sites)
 
@@ -105,22 +120,30 @@ def within_budget(
     step = max(of_host, of_device) if machine.overlaps else of_host + of_device
     pays_host = not compiled and (not machine.overlaps or of_host > of_device)
     pays_device = not machine.overlaps or of_device >= of_host
-    priced: list[tuple[float, float, list[Site]]] = []  # (worth, price, sites)
+    priced: list[tuple[float, list[Site]]] = []
     for group, known in groups:
         price = 5e-6 * len(known)  # kernels of no size
         if pays_host:
             price += machine.tap * len(known)
         if pays_device:
             price += sum(machine.seconds(c.tap_flops, c.tap_numbers, tokens(c)) for c in known)
-        priced.append((worth(group), price, group))
-    priced.sort(key=lambda item: item[0] / item[1], reverse=True)
+        priced.append((price, group))
+    return Prices(step, priced)
+
+
+def within_budget(
+    sites: list[Site], budget: float, dim: int, device: torch.device, compiled: bool = False
+) -> list[Site]:
+    """Greedily by worth per cost, until the taps cost `budget` of the layers' own work; the best one at least."""
+    priced = prices(sites, dim, device, compiled)
+    by_worth = sorted(priced.groups, key=lambda item: worth(item[1]) / item[0], reverse=True)
     chosen: set[int] = set()
     spent = 0.0
-    for _, price, group in priced:
-        if spent + price <= budget * step:
+    for price, group in by_worth:
+        if spent + price <= budget * priced.step:
             spent += price
             chosen.update(id(site) for site in group)
-    sure = [group for _, _, group in priced if not all(site.rule.may_miss for site in group)]
+    sure = [group for _, group in by_worth if not all(site.rule.may_miss for site in group)]
     if not any(id(site) in chosen and not site.rule.may_miss for site in sites):
         chosen.update(id(site) for site in (sure[0] if sure else sites))
     return [site for site in sites if id(site) in chosen]
