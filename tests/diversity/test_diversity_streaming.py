@@ -13,7 +13,7 @@ from heeler.diversity import StreamingDiversity, batch_size_bound, gradient_dive
 from heeler.diversity.sketching import Layout
 
 
-def batches(seed=0, count=40, size=8, dim=16, mean=0.3):
+def batches(seed=0, count=160, size=2, dim=16, mean=0.3):
     rng = np.random.default_rng(seed)
     return [(rng.normal(size=(size, dim)) + mean).astype(np.float32) for _ in range(count)]
 

@@ -45,15 +45,15 @@ class Sums:
         self.count, self.squares, self.total, self.layouts = 0, 0.0, np.zeros(dim), layouts
         self.moment = moments(np.zeros((0, dim)), layouts)
 
-    def add(self, vectors: Floats) -> None:
-        """(b, K)."""
+    def add(self, vectors: Floats, every: int = 1) -> None:
+        """(b, K). every: take the moments, which only enter the interval, from every so manieth row."""
         squares = float(np.vdot(vectors, vectors))
         if not math.isfinite(squares):
             raise ValueError("vectors hold nan or inf: leave such rows out with rows=np.isfinite(vectors).all(axis=1)")
         self.count += len(vectors)
         self.squares += squares
         self.total += vectors.sum(axis=0)
-        self.moment += moments(vectors, self.layouts)
+        self.moment += moments(vectors[::every], self.layouts)
 
 
 def align(

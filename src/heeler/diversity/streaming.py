@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
 from heeler.diversity.alignment import (
     BOUND,
@@ -26,13 +27,14 @@ from heeler.diversity.sketching import (
     layouts_for,
     moments,
     sketch_error,
-    to_float64,
 )
 
 GROUPS = 16
 """Sums kept apart, for a jackknife that leaves out one of them at a time."""
-MOMENT_ROWS = 16
-"""Rows of a batch that the sketch's moments are taken from: they only enter the interval."""
+MOMENT_ROWS = 2
+"""Rows of a batch that the sketch's moments are taken from: they only enter its bias and the interval."""
+FOLD = 32
+"""Updates whose rows are kept, to take their moments at once."""
 
 
 class StreamingDiversity:
@@ -72,6 +74,8 @@ class StreamingDiversity:
         self._totals = np.zeros((GROUPS, self.dim))
         self._numbers = np.zeros((GROUPS, 4))  # W₁, W₂, A₁, A₂ of each group
         self._moment = moments(np.zeros((0, self.dim)), self.layouts)
+        self._picked: list[tuple[int, Floats]] = []
+        self._age = 0
         self._updates = 0
 
     def update(self, vectors: Any) -> None:
@@ -79,16 +83,19 @@ class StreamingDiversity:
         found = as_rows(vectors)
         if found.shape[1] != self.dim:
             raise ValueError(f"vectors must be (b, {self.dim}), not {tuple(found.shape)}")
-        batch = to_float64(found)
+        batch = _on_host(found)
         squares = float(np.vdot(batch, batch))
         if not math.isfinite(squares):
             return
         if self.half_life is not None:
-            self._fade(2.0 ** (-len(batch) / self.half_life))
+            self._fade(len(batch), self.half_life)
         group = self._updates % GROUPS
         self._totals[group] += batch.sum(axis=0)
         self._numbers[group] += (len(batch), len(batch), squares, squares)
-        self._moment += moments(batch[:: -(-len(batch) // MOMENT_ROWS)], self.layouts)
+        if self.layouts:
+            self._picked.append((self._age, batch[:: -(-len(batch) // MOMENT_ROWS)].astype(np.float64)))
+            if len(self._picked) == FOLD:
+                self._fold()
         self._updates += 1
 
     def merge(self, other: StreamingDiversity) -> StreamingDiversity:
@@ -99,6 +106,8 @@ class StreamingDiversity:
         merged = StreamingDiversity(
             self.dim, half_life=self.half_life, sketch=self.layouts or None, weights=self.weights
         )
+        for part in (self, other):
+            part._fold()
         merged._totals = self._totals + other._totals
         merged._numbers = self._numbers + other._numbers
         merged._moment = self._moment + other._moment
@@ -120,6 +129,7 @@ class StreamingDiversity:
 
     def state_dict(self) -> dict[str, Any]:
         """Arrays and numbers only, as copies. To merge across processes, add up the arrays."""
+        self._fold()
         return {
             "totals": self._totals.copy(),
             "numbers": self._numbers.copy(),
@@ -137,13 +147,25 @@ class StreamingDiversity:
                     f"the state's {name} is {value.shape}, here it is {own[name].shape}: "
                     "resume with the same dim and sketch"
                 )
+        self._picked.clear()
         self._totals, self._numbers, self._moment = found["totals"], found["numbers"], found["moment"]
         self._updates = int(state["updates"])
 
-    def _fade(self, factor: float) -> None:
+    def _fade(self, examples: int, half_life: float) -> None:
+        factor = 2.0 ** (-examples / half_life)
         self._totals *= factor
         self._numbers *= (factor, factor**2, factor, factor**2)
         self._moment *= factor
+        self._age += examples
+
+    def _fold(self) -> None:
+        """Take the moments of the rows that were put by, each with the weight of its age."""
+        if not self._picked:
+            return
+        faded = 0.0 if self.half_life is None else 1 / self.half_life
+        rows = [part * 2.0 ** (-0.5 * faded * (self._age - born)) for born, part in self._picked]
+        self._moment += moments(np.concatenate(rows), self.layouts)
+        self._picked.clear()
 
     def _alignment(self, of: str, level: float) -> Alignment:
         if of not in ("dataset", "sample"):
@@ -152,6 +174,7 @@ class StreamingDiversity:
         count, count_2, squares, squares_2 = (float(n) for n in numbers)
         if count == 0:
             return Alignment(math.nan, 0, 0, 0, 1, "no batch has come in yet")
+        self._fold()
         whole = float(total @ total)
         error = sketch_error(self._moment, total, self.layouts)
         if of == "dataset":
@@ -182,3 +205,12 @@ class StreamingDiversity:
         if not usable.all():
             return math.inf
         return jackknife_width((whole - a2) / (n1**2 - n2) * n1 / a1, level)
+
+
+def _on_host(vectors: Any) -> Floats:
+    """(b, K) in single precision where it came so: sums over a batch need no more, those over batches are double."""
+    if isinstance(vectors, torch.Tensor):
+        vectors = vectors.detach().cpu()
+        vectors = (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).numpy()
+    found = np.asarray(vectors)
+    return found if found.dtype in (np.float32, np.float64) else found.astype(np.float32)
