@@ -1,0 +1,1 @@
+"""Heeler in other people's training loops: `import heeler.integrations.transformers`, `.accelerate` or `.lightning`."""

@@ -1,0 +1,109 @@
+"""Heeler in Hugging Face's Accelerate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from typing import Any
+
+from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
+from torch import nn
+
+from heeler.integrations.loader import Order, batches_of, go_on_from, put_into
+from heeler.ordering import Handle, Sampler, attach
+
+
+def prepare(
+    accelerator: Any, model: nn.Module, loader: Any, *, sketch: Mapping[str, Any] | None = None, **sampler_options: Any
+) -> Handle:
+    """Have a prepared loader yield Heeler's order, and attach the prepared model: one line after Accelerate's own.
+
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        handle = heeler.integrations.accelerate.prepare(accelerator, model, loader)
+
+    `save_state` and `load_state` carry Heeler's state along. After `load_state` the loader yields what is left of the
+    epoch; `skip_first_batches` around it does no harm. `accelerator.log(handle.metrics())` logs.
+
+    Args:
+        loader: made with `shuffle=True`; changed in place.
+        sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
+        sampler_options: options of `heeler.Sampler`, such as `order`, `seed` or `process_group`.
+    """
+    sampler = put_into_prepared(loader, **sampler_options)
+    handle = attach(model, sampler, **{"scaler": accelerator.scaler, **(sketch or {})})
+    accelerator.register_for_checkpointing(_Checkpointed(handle, batches_of(loader).drop_last))
+    return handle
+
+
+def put_into_prepared(loader: Any, **sampler_options: Any) -> Sampler:
+    """`put_into` for a loader that Accelerate has prepared, whose batches it would deal out once more."""
+    if isinstance(loader, DataLoaderDispatcher):
+        raise ValueError(
+            "dispatch_batches=True has one process read all batches, while Heeler gives every process an order of its "
+            "own: leave dispatch_batches away"
+        )
+    if not isinstance(loader, DataLoaderShard):
+        raise TypeError("the loader is not prepared: pass what accelerator.prepare returned for it")
+    shard = loader.batch_sampler
+    if isinstance(shard, BatchSamplerShard) and shard.split_batches:
+        raise ValueError(
+            "split_batches=True cuts batches up that Heeler has dealt out already: leave it away, and give the batch "
+            "size of one process"
+        )
+    sampler = put_into(loader, Skippable, **sampler_options)
+    if isinstance(shard, BatchSamplerShard):
+        if sampler.num_replicas != shard.num_processes:
+            raise ValueError(
+                f"Accelerate deals the data out to {shard.num_processes} workers, the sampler to "
+                f"{sampler.num_replicas}: name the data-parallel ranks by process_group=(mesh, dimension)"
+            )
+        shard.__class__ = _Dealt
+    return sampler
+
+
+class _Dealt(BatchSamplerShard):
+    """Passes batches on, for they are this process's own already; still knows the processes, for metrics' sake."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batch_sampler)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+
+class Skippable(Order):
+    """What is left of a resumed epoch, after as much padding as `skip_first_batches` will throw away.
+
+    Scripts, and transformers' Trainer, skip what they have trained on; so does the sampler, and once is enough.
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        skip = _enclosing_skip()
+        padding = 0 if skip is None else skip.skip_batches * skip.batch_sampler.batch_size
+        return chain(islice(iter(lambda: 0, None), padding), iter(self.sampler))
+
+
+def _enclosing_skip() -> Any | None:
+    """The skipping sampler that draws from us right now, found on the call stack."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, SkipBatchSampler):
+            return owner
+    return None
+
+
+class _Checkpointed:
+    """A handle for `register_for_checkpointing`, which asks on every rank and writes on the first."""
+
+    def __init__(self, handle: Handle, drop_last: bool) -> None:
+        self.handle, self.drop_last = handle, drop_last
+
+    def state_dict(self) -> dict[str, Any]:
+        self.handle.consolidate()
+        return self.handle.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        go_on_from(self.handle, state, drop_last=self.drop_last)

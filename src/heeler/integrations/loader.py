@@ -1,0 +1,73 @@
+"""What the frameworks share: a loader that shuffles gets Heeler's order instead, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import Sampler as TorchSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from heeler.ordering import Handle, Sampler
+
+
+class Order(TorchSampler[int]):
+    """The sampler as a framework's loader sees it: without `set_epoch`.
+
+    Frameworks count epochs from where this process began, the sampler from where the run began, and it needs no help.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+def put_into(loader: Any, order: Callable[[Sampler], Order] = Order, **sampler_options: Any) -> Sampler:
+    """Make a sampler for what `loader` shuffles, and have the loader draw from it from now on."""
+    batches = batches_of(loader)
+    _refuse_what_is_not_shuffled(batches, loader.dataset)
+    sampler_options.setdefault("drop_last", batches.drop_last)
+    sampler = Sampler(loader.dataset, batch_size=batches.batch_size, **sampler_options)
+    batches.sampler = order(sampler)
+    return sampler
+
+
+def batches_of(loader: Any) -> BatchSampler:
+    """The batch sampler that draws single examples, below what a framework has put around it."""
+    batches: Any = getattr(loader, "batch_sampler", None)
+    while hasattr(batches, "batch_sampler"):
+        batches = batches.batch_sampler
+    if type(batches) is not BatchSampler:
+        raise ValueError(
+            f"the training loader makes its batches by {type(batches).__name__}: Heeler orders single examples and "
+            "leaves it to DataLoader(dataset, batch_size=..., shuffle=True) to make batches of them"
+        )
+    return batches
+
+
+def go_on_from(handle: Handle, state: dict[str, Any], *, drop_last: bool) -> None:
+    """Load a state into `handle`. What was saved in an epoch's last step starts the next epoch."""
+    handle.load_state_dict(state)
+    sampler = handle.sampler
+    left = len(sampler.indices) - sampler.positions.trained
+    if left < (sampler.batch_size if drop_last else 1):
+        sampler.set_epoch(sampler.epoch + 1)
+
+
+def _refuse_what_is_not_shuffled(batches: BatchSampler, dataset: Any) -> None:
+    sampler: Any = batches.sampler
+    if isinstance(sampler, DistributedSampler):
+        shuffles = sampler.shuffle
+    else:
+        shuffles = isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(dataset)
+    if not shuffles:
+        raise ValueError(
+            f"the training loader draws from a {type(sampler).__name__}, not in a random order of all examples: Heeler "
+            "stands in for shuffling, so it needs DataLoader(dataset, batch_size=..., shuffle=True)"
+        )

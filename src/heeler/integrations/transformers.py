@@ -1,0 +1,116 @@
+"""Heeler in Hugging Face's `Trainer`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+from heeler.integrations.accelerate import put_into_prepared
+from heeler.integrations.loader import go_on_from
+from heeler.ordering import Handle, attach, save
+from heeler.ordering.checkpoint import read
+
+logger = logging.getLogger("heeler")
+
+STATE = "heeler.state"
+"""The file in a checkpoint's folder."""
+
+
+def use(trainer: Trainer, *, sketch: Mapping[str, Any] | None = None, **sampler_options: Any) -> HeelerCallback:
+    """Have `trainer` train in Heeler's orders: one line before `train()`, with any subclass of `Trainer`.
+
+        trainer = Trainer(model, args, train_dataset=train_dataset)
+        heeler.integrations.transformers.use(trainer)
+        trainer.train()
+
+    Checkpoints hold Heeler's state, `resume_from_checkpoint` goes on from it, and its numbers are logged once an epoch.
+
+    Args:
+        sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
+        sampler_options: options of `heeler.Sampler`, such as `order`; the seed is the trainer's `data_seed` or `seed`.
+    """
+    _refuse_what_cannot_work(trainer.args)
+    callback = HeelerCallback(trainer, dict(sketch or {}), sampler_options)
+    trainer.add_callback(callback)
+    train = trainer.train
+
+    @wraps(train)
+    def train_from(
+        resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        # The one thing that callbacks are never told.
+        folder = resume_from_checkpoint or None
+        callback.resumed_from = get_last_checkpoint(trainer.args.output_dir) if folder is True else folder
+        callback.trial = trial
+        return train(resume_from_checkpoint, trial, *args, **kwargs)
+
+    trainer.train = train_from  # type: ignore[method-assign]
+    return callback
+
+
+class HeelerCallback(TrainerCallback):
+    """What `use` adds to a trainer. `handle` is the newest training's, `handle.metrics()` its numbers."""
+
+    def __init__(self, trainer: Trainer, sketch: dict[str, Any], sampler_options: dict[str, Any]) -> None:
+        self.trainer, self.sketch, self.sampler_options = trainer, sketch, sampler_options
+        self.handle: Handle | None = None
+        self.resumed_from: Any = None
+        self.trial: Any = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.handle is not None:  # of a training that was broken off
+            self.handle.detach()
+        seed = args.seed if args.data_seed is None else args.data_seed
+        sampler = put_into_prepared(kwargs["train_dataloader"], **{"seed": seed, **self.sampler_options})
+        scaler = self.trainer.accelerator.scaler
+        self.handle = attach(self.trainer.model_wrapped, sampler, **{"scaler": scaler, **self.sketch})
+        if self.resumed_from is None:
+            return
+        saved = Path(self.resumed_from) / STATE
+        if saved.exists():
+            go_on_from(self.handle, read(saved), drop_last=args.dataloader_drop_last)
+        else:
+            logger.warning("%s was saved without Heeler: orders are random until an epoch has been seen", saved.parent)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        assert self.handle is not None
+        self.handle.collect(wait=True)
+        self.trainer.log({f"heeler/{name}": value for name, value in self.handle.metrics().items()})
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        assert self.handle is not None
+        if args.save_only_model:
+            return
+        self.handle.consolidate()
+        if args.should_save:
+            folder = Path(self.trainer._get_output_dir(self.trial)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            save(self.handle, folder / STATE)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        assert self.handle is not None
+        self.handle.detach()
+
+
+def _refuse_what_cannot_work(args: TrainingArguments) -> None:
+    if args.train_sampling_strategy != "random":
+        raise ValueError(
+            f"train_sampling_strategy={str(args.train_sampling_strategy)!r} says which examples share a batch, and so "
+            "does Heeler: a place can come from an example's length or from its gradient, not from both. Use 'random'."
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"Trainer would copy the model to {args.n_gpu} devices in every step (DataParallel), and the copies have "
+            "no hooks: start one process a device with torchrun, or show it one device with CUDA_VISIBLE_DEVICES"
+        )

@@ -1,0 +1,155 @@
+"""Transformers' Trainer: orders, accumulation, bf16, checkpoints, logs, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import Trainer, TrainingArguments
+
+import heeler.integrations.transformers
+from heeler.integrations.transformers import HeelerCallback
+from tests.integrations.problem import (
+    BATCH,
+    EPOCHS,
+    EXAMPLES,
+    OPTIONS,
+    SEED,
+    Net,
+    Points,
+    check_orders,
+    in_world,
+    plain_loop,
+    sgd,
+)
+
+
+def trainer(folder: Path, **arguments: Any) -> tuple[Trainer, Net, HeelerCallback]:
+    net = Net()
+    data = Points()
+    made = Trainer(
+        net, training_arguments(folder, **arguments), train_dataset=data, eval_dataset=data, optimizers=(sgd(net), None)
+    )
+    return made, net, heeler.integrations.transformers.use(made, dim=OPTIONS["dim"])
+
+
+def training_arguments(folder: Path, **arguments: Any) -> TrainingArguments:
+    options: dict[str, Any] = {
+        "num_train_epochs": EPOCHS,
+        "per_device_train_batch_size": BATCH,
+        "max_grad_norm": 0.0,
+        "seed": SEED,
+        "use_cpu": True,
+        "ddp_backend": "gloo" if dist.is_initialized() else None,
+        "lr_scheduler_type": "constant",
+        "save_strategy": "no",
+        "remove_unused_columns": False,  # our model takes all
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return TrainingArguments(str(folder), **{**options, **arguments})
+
+
+def orders_and_resumes(folder: Path, saved: tuple[int, ...], accumulation: int, **arguments: Any) -> dict[str, Any]:
+    arguments |= {"gradient_accumulation_steps": accumulation}
+    plain = plain_loop(accumulation)
+    made, whole, _ = trainer(folder, save_strategy="steps", save_steps=1, **arguments)
+    made.train()
+    resumed = {}
+    for step in saved:
+        made, net, _ = trainer(folder, **arguments)
+        made.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+        resumed[step] = net.seen, net.losses
+    return {"plain": (plain.seen, plain.losses), "whole": (whole.seen, whole.losses), "resumed": resumed}
+
+
+# The steps after which a run is resumed lie in the first epoch, at its end, and in the second.
+@pytest.mark.parametrize(
+    ("ranks", "saved", "accumulation", "workers"),
+    [(1, (4, 11, 18), 1, 0), (1, (2, 6, 8), 2, 2), (2, (2, 6, 9), 1, 0), (2, (5,), 2, 0)],
+)
+def test_orders_are_the_plain_loops_and_resume_exactly(
+    tmp_path: Path, ranks: int, saved: tuple[int, ...], accumulation: int, workers: int
+) -> None:
+    outcomes = in_world(ranks, _orders_and_resumes, tmp_path, saved, accumulation, workers)
+    check_orders([o["whole"][0] for o in outcomes], [o["plain"][0] for o in outcomes])
+    for outcome in outcomes:
+        seen, losses = outcome["whole"]
+        assert losses == outcome["plain"][1]
+        batches = len(seen) // EPOCHS
+        steps = -(-batches // accumulation)
+        for step, again in outcome["resumed"].items():
+            at = step // steps * batches + step % steps * accumulation
+            assert again == (seen[at:], losses[at:]), f"resumed after step {step}"
+
+
+def _orders_and_resumes(folder: Path, saved: tuple[int, ...], accumulation: int, workers: int) -> dict[str, Any]:
+    return orders_and_resumes(folder, saved, accumulation, dataloader_num_workers=workers)
+
+
+def bf16_and_logs(folder: Path) -> None:
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "board")
+    made, net, callback = trainer(folder, bf16=True, report_to="tensorboard", eval_strategy="epoch")
+    hooks = [len(module._forward_hooks) for module in net.modules()]
+    made.train()
+    assert callback.handle is not None
+    assert callback.handle.ignored_passes == 0
+    assert [len(module._forward_hooks) for module in net.modules()] == hooks
+    logged = [entry for entry in made.state.log_history if "heeler/epoch" in entry]
+    assert [entry["heeler/epoch"] for entry in logged] == [0, 1, 2]
+    assert logged[-1]["heeler/herding_bound"] < logged[-1]["heeler/herding_bound_random"]
+    assert logged[-1]["heeler/examples_with_sketch"] == 1.0
+    board = EventAccumulator(str(folder / "board")).Reload()
+    assert len(board.Scalars("train/heeler/herding_bound")) == EPOCHS - 1
+
+
+def test_bf16_and_numbers_in_the_trainers_own_logs(tmp_path: Path) -> None:
+    in_world(1, bf16_and_logs, tmp_path)
+
+
+def twice_and_from_others(folder: Path) -> list[str]:
+    """Two trainings of one trainer, and a checkpoint of a run that had no Heeler."""
+    made, net, _ = trainer(folder, max_steps=15)
+    made.train()
+    made.train()
+    assert len(net.seen) == 30
+    net = Net()
+    arguments = training_arguments(folder / "plain", save_strategy="steps", save_steps=5, max_steps=5)
+    Trainer(net, arguments, train_dataset=Points(), optimizers=(sgd(net), None)).train()
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("heeler").addHandler(handler)
+    made, net, _ = trainer(folder / "plain", num_train_epochs=2)
+    made.train(resume_from_checkpoint=True)
+    assert sorted(i for batch in net.seen[6:] for i in batch) == list(range(EXAMPLES))
+    assert len(net.seen) == 6 + 11  # the trainer skips the five that the other run had
+    return said
+
+
+def test_training_twice_and_resuming_where_heeler_was_not_used(tmp_path: Path) -> None:
+    (said,) = in_world(1, twice_and_from_others, tmp_path)
+    assert len(said) == 1
+    assert "without Heeler" in said[0]
+
+
+def refused(folder: Path) -> dict[str, str]:
+    errors = {}
+    for strategy in ("group_by_length", "sequential"):
+        with pytest.raises(ValueError) as error:
+            trainer(folder, train_sampling_strategy=strategy)
+        errors[strategy] = str(error.value)
+    return errors
+
+
+def test_group_by_length_is_refused_with_a_reason(tmp_path: Path) -> None:
+    (errors,) = in_world(1, refused, tmp_path)
+    for strategy, error in errors.items():
+        assert f"train_sampling_strategy='{strategy}'" in error
+        assert "from an example's length or from its gradient" in error
