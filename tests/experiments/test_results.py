@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from heeler.experiments import packed as compact
 from heeler.experiments import results
 from heeler.experiments.folder import Folder
 from heeler.experiments.plans import comparison
@@ -23,7 +24,7 @@ def runs(tmp_path_factory):
 
 def packed(runs, path, *more):
     assert results.main(["pack", str(runs), "--to", str(path), *ABOUT, *more]) == 0
-    return results.read_source(path)
+    return compact.read_source(path)
 
 
 def test_a_packed_file_gives_the_same_numbers(runs, tmp_path):
@@ -80,4 +81,4 @@ def test_stopped_runs_count_where_all_rules_came_that_far(runs, tmp_path):
 
 def test_nothing_to_pack(tmp_path):
     with pytest.raises(ValueError, match="no finished run"):
-        results.pack([tmp_path], {})
+        compact.pack([tmp_path], {})

@@ -36,7 +36,7 @@ def test_every_task_trains_with_every_kind_of_rule(tiny, name, rule):
     assert np.isfinite(result.series(get_task(name).metric)).all()
     assert not result.end["diverged"]
     if rule != "random":
-        assert result.start["vectors"]["covered_parameters"] > 0.5
+        assert result.start["vectors"]["covered_parameters"] > (0.5 if rule == "cd-grab" else 0.01)
         assert result.epochs[-1]["order"]["ignored_passes"] == 0
 
 

@@ -24,7 +24,8 @@ def train(
     sorted_shards: Annotated[bool, typer.Option(help="Shards cut from the examples sorted by label.")] = False,
     lr: Annotated[str | None, typer.Option(help=f"Learning rate. {Lists}")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples of one worker in a step.")] = None,
-    dim: Annotated[int, typer.Option(min=1, help="Numbers in a sketch.")] = 256,
+    dim: Annotated[int | None, typer.Option(min=1, help="Numbers in a sketch; else the library's default.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Layers tapped: all, or a budget such as 2%.")] = None,
     exact: Annotated[bool | None, typer.Option(help="Full gradients, not sketches; else as the task has it.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="A task's own, as NAME=JSON: limit=14080.")] = None,
     bounds: Annotated[bool, typer.Option(help="Record every rule's herding bound; costs time.")] = False,
@@ -37,8 +38,9 @@ def train(
 ) -> None:
     """Train a task in several orders and compare them. A finished run is not repeated."""
     given = {"workers": workers, "epochs": epochs, "shards": shards, "batch_size": batch_size, "exact": exact}
+    given |= {"dim": dim, "layers": layers}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    changes |= {"dim": dim, "device": device, "sorted_shards": sorted_shards, "bounds": bounds}
+    changes |= {"device": device, "sorted_shards": sorted_shards, "bounds": bounds}
     try:
         get_task(task)
         changes["options"] = parse_options(option or [])

@@ -27,7 +27,7 @@ NAMES = {
 
 def draw(summaries: Sequence[Summary], target: Path | BinaryIO, *, by_time: bool = True, title: str = "") -> None:
     """A row of panels a task: the curve by epoch, by training seconds, and the test metric. PNG."""
-    plt = _pyplot()
+    plt = pyplot()
     columns = 3 if by_time else 2
     figure, grid = plt.subplots(
         len(summaries), columns, figsize=(5.2 * columns, 3.9 * len(summaries)), layout="constrained", squeeze=False
@@ -50,7 +50,7 @@ def draw(summaries: Sequence[Summary], target: Path | BinaryIO, *, by_time: bool
 
 def draw_grid(summaries: Sequence[Summary], target: Path | BinaryIO, columns: int = 3) -> None:
     """The curves by epoch of many tasks, a panel each. PNG."""
-    plt = _pyplot()
+    plt = pyplot()
     rows = -(-len(summaries) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(4.6 * columns, 3.4 * rows), layout="constrained", squeeze=False)
     for axes, summary in zip(grid.flat, summaries, strict=False):
@@ -67,14 +67,14 @@ def draw_grid(summaries: Sequence[Summary], target: Path | BinaryIO, columns: in
 
 def draw_bounds(curves: dict[str, Floats], target: Path | BinaryIO) -> None:
     """Each line's herding bound by epoch, over that of a random order. PNG."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
     for number, (name, values) in enumerate(curves.items()):
         colour, dash = style(name, number)
         axes.plot(np.arange(1, values.size + 1), values, color=colour, linestyle=dash, linewidth=2, label=name)
     axes.axhline(1.0, color="#7f7f7f", linewidth=1, linestyle=":")
     axes.set(xlabel="epoch", ylabel="herding bound ÷ random order's", yscale="log")
-    _plain(axes)
+    plain(axes)
     figure.canvas.draw()
     _name_lines(axes)
     figure.savefig(target, dpi=120, format="png")
@@ -97,10 +97,10 @@ def panel(axes: Any, lines: Sequence[Line], x: str, y: str) -> None:
     axes.set(xlabel="training seconds" if x == "seconds" else "epoch", ylabel=NAMES.get(y, y))
     if logarithmic:
         axes.set_yscale("log")
-    _plain(axes)
+    plain(axes)
 
 
-def _plain(axes: Any) -> None:
+def plain(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -149,7 +149,7 @@ def _name_lines(axes: Any, gap: float = 14.0, width: float = 60.0) -> None:
         )  # fmt: skip
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     try:
         import matplotlib
     except ModuleNotFoundError:

@@ -83,11 +83,11 @@ def pack_glue(folder: Folder, out: Path) -> None:
 
 
 def pack_encoder(folder: Folder, out: Path) -> None:
-    """MiniLM in half precision, and the small GLUE tasks' texts."""
+    """MiniLM in half precision, and the GLUE tasks' texts."""
     tokenizer, model = glue.load_encoder(folder)
     model.half().save_pretrained(out / glue.ENCODER)
     tokenizer.save_pretrained(out / glue.ENCODER)
-    for task in ("RTE", "MRPC", "CoLA"):
+    for task in glue.LAYOUTS:
         for part in ("train", "dev"):
             name = f"glue/{task}/{part}.tsv"
             if folder.find(name):

@@ -82,10 +82,10 @@ def pass_counts(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
 
 
 def layer_choices(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
-    """All layers tapped, or those that a budget of the step's time allows."""
+    """All layers tapped, those that a budget of the step's time allows, or what the library takes by default."""
     runs = comparison(task, ["random"], seeds, **changes)
-    for layers in ("all", "10%", "2%"):
-        runs += comparison(task, ["herd"], seeds, label=f"herd layers {layers}", **{**changes, "layers": layers})
+    for layers, name in (("all", "all layers"), ("10%", "10%"), ("2%", "2%"), (None, "default layers")):
+        runs += comparison(task, ["herd"], seeds, label=f"herd {name}", **{**changes, "layers": layers})
     return runs
 
 
@@ -138,7 +138,7 @@ def optimizers(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
 def noise(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
     """Plain, with dropout, and (for images) with augmentation: noise that a stored sketch knows nothing of."""
     kinds: dict[str, dict[str, Any]] = {"plain": {"augment": False}, "dropout": {"augment": False, "dropout": 0.2}}
-    if task.startswith("cifar"):
+    if get_task(task).augments:
         kinds["augment"] = {"augment": True}
     runs = []
     for kind, options in kinds.items():

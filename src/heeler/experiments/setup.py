@@ -36,13 +36,15 @@ class Run:
     decay: float = 0.1
     clip: float = 0.0
     """Largest norm of a step's gradient; 0: no clipping."""
-    dim: int = 256
+    dim: int | None = None
+    """Numbers in a sketch; None: what the library takes by default, whole gradients of small models."""
     exact: bool | None = None
-    """Full gradients instead of sketches; None: as the task says for published rules, sketches for the others."""
+    """Full gradients instead of sketches; None: as the task says for published rules, the library's default else."""
     passes: int | None = None
     """Balance passes in a solve of `herd`; None: the rule's default."""
-    layers: str = "all"
-    """Layers that are tapped: "all", a budget such as "2%", or "name:PREFIX" for modules whose name starts so."""
+    layers: str | None = None
+    """Layers that are tapped: "all", a budget such as "2%", or "name:PREFIX|PREFIX" for modules whose name starts so;
+    None: what the library taps by default for `herd`, all for the published rules."""
     device: str = "cpu"
     options: dict[str, Any] = field(default_factory=dict)
     """The task's own: limit, dropout, augment."""
@@ -57,8 +59,9 @@ class Run:
         if self.optimizer not in ("sgd", "adamw"):
             raise ValueError(f'optimizer must be "sgd" or "adamw", not {self.optimizer!r}')
         for name in ("epochs", "batch_size", "workers", "dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
         if not self.lr > 0:
             raise ValueError(f"lr must be positive, not {self.lr}")
 

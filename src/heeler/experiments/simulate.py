@@ -33,7 +33,7 @@ class SimulatedWorkers(Sampler):
         order: str = "herd",
         workers: int = 1,
         shards: Literal["global", "local"] | str = "global",
-        dim: int = 256,
+        dim: int | None = None,
         seed: int = 0,
         rule_options: dict[str, Any] | None = None,
     ) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from heeler.experiments.summary import Row, Summary
+from heeler.experiments.summary import Floats, Row, Summary
 from heeler.experiments.tasks import get_task
 
 if TYPE_CHECKING:
@@ -45,6 +46,19 @@ def compact(value: float, digits: int) -> str:
     """1.3e-3, not 1.3e-03."""
     mantissa, exponent = f"{value:.{digits}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
+
+
+def spread_text(values: Floats) -> str:
+    """ "0.1029 ± 0.0006" of all seeds' values."""
+    mean, spread = float(values.mean()), float(values.std(ddof=1)) if values.size > 1 else 0.0
+    if not mean < float("inf"):
+        return "diverged"
+    return f"{mean:.4f} ± {spread:.1g}" if abs(mean) >= 0.01 else short(mean, spread).replace("±", "± ")
+
+
+def markdown_row(cells: Sequence[str]) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
 
 
 def reached(row: Row) -> str:

@@ -118,7 +118,7 @@ def load(run: Run, folder: Folder) -> tuple[Examples, float | None]:
     )
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _load(
     name: str,
     path: str,
@@ -193,13 +193,14 @@ def _evaluate(run: Run, task: Task, model: nn.Module, examples: Examples, least:
 def _attach(run: Run, task: Task, model: nn.Module, sampler: Sampler) -> Handle | None:
     if not (sampler.rule.needs_vectors or run.bounds):
         return None  # nobody reads sketches: a baseline pays for none
-    exact = run.exact if run.exact is not None else task.published_exact and run.rule != "herd"
-    return attach(model, sampler, exact=exact, layers=_layers(run.layers))
+    ours = run.rule == "herd"
+    exact = run.exact if run.exact is not None else task.published_exact and not ours
+    return attach(model, sampler, exact=exact, layers=_layers(run.layers, None if ours else "all"))
 
 
-def _layers(layers: str) -> str | Callable[[str, nn.Module], bool]:
-    if not layers.startswith("name:"):
-        return layers
+def _layers(layers: str | None, default: str | None) -> str | Callable[[str, nn.Module], bool] | None:
+    if layers is None or not layers.startswith("name:"):
+        return layers or default
     prefixes = tuple(layers[5:].split("|"))
     return lambda name, module: name.startswith(prefixes)
 
@@ -240,6 +241,7 @@ def _start(run: Run, model: nn.Module, examples: Examples, least: float | None, 
         record["vectors"] = {
             "numbers": sketcher.dim,
             "exact": sketcher.exact,
+            "layers": len({name.rpartition(".")[0] for name in handle.coverage.covered}),
             "covered_parameters": handle.coverage.share_of_parameters,
         }
     return record

@@ -3,14 +3,22 @@
 from heeler.experiments.tasks.base import Examples, Task, settings
 from heeler.experiments.tasks.cifar import CifarLeNet, CifarResNet
 from heeler.experiments.tasks.digits import Digits, DigitsMLP
-from heeler.experiments.tasks.glue import Glue, GlueCoLA, GlueFineTune, GlueRTE
+from heeler.experiments.tasks.glue import (
+    Glue,
+    GlueCoLA,
+    GlueFineTune,
+    GlueFineTuneCoLA,
+    GlueFineTuneSST,
+    GlueMRPC,
+    GlueRTE,
+)
 from heeler.experiments.tasks.hmda import Hmda
 from heeler.experiments.tasks.m4 import M4
-from heeler.experiments.tasks.wikitext import WikiTextGPT, WikiTextLSTM
+from heeler.experiments.tasks.wikitext import WikiTextGPT, WikiTextLargeGPT, WikiTextLSTM
 
 _ALL: tuple[type[Task], ...] = (
-    *(Digits, DigitsMLP, Hmda, Glue, GlueCoLA, GlueRTE, GlueFineTune),
-    *(M4, WikiTextLSTM, WikiTextGPT, CifarLeNet, CifarResNet),
+    *(Digits, DigitsMLP, Hmda, Glue, GlueCoLA, GlueRTE, GlueMRPC, GlueFineTune, GlueFineTuneCoLA, GlueFineTuneSST),
+    *(M4, WikiTextLSTM, WikiTextGPT, WikiTextLargeGPT, CifarLeNet, CifarResNet),
 )
 TASKS: dict[str, Task] = {task.name: task() for task in _ALL}
 """Name → task. Tasks of your own may be added."""

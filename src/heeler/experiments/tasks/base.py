@@ -37,6 +37,8 @@ class Task:
     higher_is_better: ClassVar[bool] = True
     published_exact: ClassVar[bool] = True
     """Whether the published rules get full gradients here, or sketches, for full ones would not fit."""
+    augments: ClassVar[bool] = False
+    """Whether the option `augment` does something here."""
     convex: ClassVar[bool] = False
     """Whether the least objective can be found, so that curves show the distance from it."""
     tf32: ClassVar[bool] = False

@@ -73,6 +73,7 @@ def undo_differences(steps: NDArray[np.uint8]) -> NDArray[np.uint8]:
 class Cifar(Task):
     """Options: `limit` training images (all by default), `augment` (shifts and flips), `dropout`."""
 
+    augments = True
     tf32 = True
 
     def load(self, folder: Folder, options: dict[str, Any]) -> Examples:

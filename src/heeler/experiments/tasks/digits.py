@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heeler.experiments.folder import Folder, MissingData
 from heeler.experiments.tasks.base import Examples, Task
@@ -51,8 +51,9 @@ class Digits(LinearTask):
 
 
 class DigitsMLP(Task):
-    """A small network, 64-32-10 with ReLU."""
+    """A small network, 64-32-10 with ReLU. Options: `dropout`, `augment` (shifts by a pixel)."""
 
+    augments = True
     name = "digits-mlp"
     summary = "digits, network 64-32-10"
     defaults = {"epochs": 40, "batch_size": 16, "lr": 0.3, "weight_decay": 1e-3}  # noqa: RUF012
@@ -61,4 +62,20 @@ class DigitsMLP(Task):
         return load_digits(folder)
 
     def model(self, examples: Examples, options: dict[str, Any]) -> nn.Module:
-        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        dropout = nn.Dropout(options.get("dropout", 0.0))
+        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), dropout, nn.Linear(32, 10))
+
+    def prepare(self, batch: tuple[Tensor, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:
+        if not options.get("augment"):
+            return batch
+        pixels, digit = batch
+        return shifted(pixels), digit
+
+
+def shifted(pixels: Tensor) -> Tensor:
+    """(B, 64) each image moved by up to one pixel to any side, zeros coming in."""
+    count, rows = len(pixels), torch.arange(8)
+    down, right = torch.randint(0, 3, (2, count, 1))
+    padded = nn.functional.pad(pixels.view(count, 8, 8), (1, 1, 1, 1))
+    which = torch.arange(count)[:, None, None]
+    return padded[which, (rows + down)[:, :, None], (rows + right)[:, None, :]].reshape(count, 64)

@@ -192,11 +192,18 @@ class GlueRTE(Glue):
     task = "RTE"
 
 
+class GlueMRPC(Glue):
+    name = "glue-mrpc"
+    summary = "GLUE MRPC, logistic regression on MiniLM embeddings of both sentences (convex)"
+    task = "MRPC"
+
+
 class GlueFineTune(Task):
     """All of MiniLM trained with a linear head. Option `task`: RTE (default), MRPC, CoLA, SST-2."""
 
     name = "glue-finetune"
-    summary = "GLUE, fine-tuning MiniLM"
+    summary = "GLUE RTE, fine-tuning MiniLM"
+    task = "RTE"
     published_exact = False
     tf32 = True
     chunk = 128
@@ -208,14 +215,13 @@ class GlueFineTune(Task):
         "optimizer": "adamw",
         "lr": 5e-5,
         "weight_decay": 0.01,
-        "options": {"task": "RTE"},
     }
 
     def __init__(self) -> None:
         self._encoder: Any = None
 
     def load(self, folder: Folder, options: dict[str, Any]) -> Examples:
-        task = options.get("task", "RTE")
+        task = options.get("task", self.task)
         tokenizer, self._encoder = load_encoder(folder)
         parts = []
         for part in ("train", "dev"):
@@ -230,6 +236,18 @@ class GlueFineTune(Task):
         import copy
 
         return Classifier(copy.deepcopy(self._encoder), classes=2)
+
+
+class GlueFineTuneCoLA(GlueFineTune):
+    name = "glue-finetune-cola"
+    summary = "GLUE CoLA, fine-tuning MiniLM"
+    task = "CoLA"
+
+
+class GlueFineTuneSST(GlueFineTune):
+    name = "glue-finetune-sst2"
+    summary = "GLUE SST-2, fine-tuning MiniLM"
+    task = "SST-2"
 
 
 class Classifier(nn.Module):

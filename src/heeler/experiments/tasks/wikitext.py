@@ -131,6 +131,16 @@ class WikiTextGPT(LanguageTask):
         return TiedGPT(vocabulary(examples), self.length, width, layers=2, heads=2, dropout=dropout)
 
 
+class WikiTextLargeGPT(WikiTextGPT):
+    """Twelve layers of width 768, the size of GPT-2: to time, for on this little text it would only memorize."""
+
+    name = "gpt-large"
+    summary = "WikiText-2, GPT 12×768"
+
+    def model(self, examples: Examples, options: dict[str, Any]) -> nn.Module:
+        return TiedGPT(vocabulary(examples), self.length, 768, layers=12, heads=12, dropout=0.0)
+
+
 class TiedLSTM(nn.Module):
     def __init__(self, words: int, width: int, dropout: float) -> None:
         super().__init__()
