@@ -3,14 +3,17 @@
     bound = batch_size_bound(table.rows, rows=table.seen, sketch=layouts_of(sketcher))
     print(sentence(bound, batch_size=64))
 
-`estimators`: from a table of vectors; `norms`: from the gradient norms of two batch sizes; `streaming`: while training
-goes, also across workers; `sketching`: what a sketch does to these numbers, and how to make it better;
-`mechanisms`: Langevin noise and quantized gradients, which raise diversity.
+`estimators`: from a table of vectors; `epoch`: from a run's own table, once an epoch; `norms`: from the gradient norms
+of two batch sizes; `streaming`: while training goes, also across workers; `sketching`: what a sketch does to these
+numbers, and how to make it better; `mechanisms`: Langevin noise and quantized gradients, which raise diversity.
 """
 
+from heeler.diversity.epoch import EpochDiversity
 from heeler.diversity.estimators import (
+    Diversity,
     batch_size_bound,
     differential_diversity,
+    diversity_of,
     gradient_diversity,
     noise_scale,
     sentence,
@@ -22,6 +25,8 @@ from heeler.diversity.sketching import SumSketch, calibrate, layouts_of, pick_fo
 from heeler.diversity.streaming import StreamingDiversity
 
 __all__ = [
+    "Diversity",
+    "EpochDiversity",
     "Estimate",
     "Measured",
     "StreamingDiversity",
@@ -31,6 +36,7 @@ __all__ = [
     "bound_from_norms",
     "calibrate",
     "differential_diversity",
+    "diversity_of",
     "gradient_diversity",
     "layouts_of",
     "noise_scale",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -107,6 +107,33 @@ def noise_scale(
     """tr(Cov g)/‖E g‖² = B − 1. The arguments are those of `batch_size_bound`."""
     found = _alignment(vectors, sketch, rows, sum_square, square_sum, level, of)
     return less_one(bound_of(found, BOUND, level))
+
+
+class Diversity(NamedTuple):
+    """All three at once."""
+
+    diversity: Measured
+    bound: Measured
+    noise_scale: Measured
+
+
+def diversity_of(
+    vectors: Any,
+    *,
+    sketch: Sketch = None,
+    rows: ArrayLike | None = None,
+    sum_square: float | Estimate | None = None,
+    square_sum: float | Estimate | None = None,
+    level: float = 0.95,
+    weights: str = "fixed",
+) -> Diversity:
+    """Diversity, bound and noise scale from one reading of the vectors. The arguments are those of `batch_size_bound`.
+
+    weights: "moving" where the weights moved while the vectors were taken; a label.
+    """
+    found = _alignment(vectors, sketch, rows, sum_square, square_sum, level, "dataset")
+    bound = bound_of(found, BOUND, level, weights)
+    return Diversity(invert(found, 1.0, DIVERSITY, level, weights), bound, less_one(bound))
 
 
 def differential_diversity(

@@ -82,7 +82,8 @@ class CoordinatedTurnover:
         self._closing: Future[IntArray] | None = None
         self._worker = Worker("heeler-exchange")
         self._failed: RankFault | None = None
-        self._using_rule = threading.Lock()
+        self.using_rule = threading.Lock()
+        """Held while the rule is fed or solves, which the exchange's thread does."""
         self._times = {"exchange_seconds": 0.0, "solve_seconds": 0.0, "waited_seconds": 0.0}
 
     @property
@@ -154,7 +155,7 @@ class CoordinatedTurnover:
             return {"host": False}
         assert self.walk is not None  # the host knows the whole order
         # Never wait for another rank here: it may itself be waiting, at a barrier, for this one to have saved.
-        with self._using_rule:
+        with self.using_rule:
             if (
                 self._table and self._closing is None
             ):  # the order of a table's rows does not matter; a solve's input does
@@ -266,7 +267,7 @@ class CoordinatedTurnover:
             return
         collected = [(rows, gone)] + [self._parcels.receive(rank) for rank in range(1, self.group.size)]
         bad = suspicious([vectors for (_, vectors), _ in collected])
-        with self._using_rule:
+        with self.using_rule:
             self._feed_all(collected, bad)
         self._times["exchange_seconds"] += time.perf_counter() - started
 
@@ -298,7 +299,7 @@ class CoordinatedTurnover:
             self.group.count(f"{turn}/received")
             return part.numpy().astype(np.int64)
         started = time.perf_counter()
-        with self._using_rule:
+        with self.using_rule:
             if self._stash is not None:
                 self._feed_in_order()
             order = self.rule.next_order()

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from heeler.diversity.epoch import EpochDiversity, advice, as_numbers
+from heeler.diversity.estimators import Diversity
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.tree import to_numpy, to_torch
 from heeler.sketch import Courier, Sketcher
@@ -54,6 +56,7 @@ class Handle:
             model, dim=sampler.dim, whole=sampler.whole_up_to, seed=sampler.seed, **sketcher_options
         )
         sampler.set_dim(self.sketcher.dim)
+        self._diversity = EpochDiversity(self.sketcher)
         sampler.collector = self
         self.ignored_passes = 0
         """Backward passes whose number of examples did not fit what the loader had handed out."""
@@ -191,9 +194,16 @@ class Handle:
         self.sketcher.pop_passes()  # whatever was under way belongs to another run
         self._deliver(wait=True)
         self.sampler.load_whole_state(state["sampler"])
+        self._diversity.forget()
 
     def metrics(self) -> dict[str, float]:
-        """Plain numbers for any logger; the bounds are there from the second epoch on."""
+        """Plain numbers for any logger; the herding bounds are there from the second epoch on.
+
+        `gradient_diversity`, `batch_size_bound` (with the ends of its 95% interval) and `noise_scale` are over a moving
+        epoch: of every example's newest sketch. They are taken once in an epoch, of what the one before left, and once
+        more at its end. Rules that keep no table of sketches have none, nor have workers other than rank 0, where all
+        sketches meet.
+        """
         rule = self.sampler.rule
         numbers = {
             "epoch": float(self.sampler.epoch),
@@ -209,7 +219,30 @@ class Handle:
             numbers["herding_bound_random"] = float(solution.bound_random)
             numbers["solve_seconds"] = float(solution.seconds)
             numbers["solve_passes"] = float(solution.passes)
+        found = self._read_diversity()
+        if found is not None:
+            numbers |= as_numbers(found)
         return {**numbers, **self.sampler.turnover.numbers()}
+
+    def batch_size_advice(self) -> str:
+        """ "at this point batches up to about 210 train as well as single examples; you use 64", or why that is not
+        known. See `heeler.diversity.sentence`; the batch is that of all workers together."""
+        sampler = self.sampler
+        if getattr(sampler.rule, "table", None) is None:
+            return "the batch size that would still train well is not known: this order keeps no sketches of examples"
+        if not getattr(sampler.turnover, "is_host", True):
+            return "the batch size that would still train well is not known here: ask rank 0, where all sketches meet"
+        return advice(self._read_diversity(), sampler.batch_size * sampler.num_replicas)
+
+    def _read_diversity(self) -> Diversity | None:
+        sampler = self.sampler
+        table = getattr(sampler.rule, "table", None)
+        if table is None:
+            return None
+        # The last batch's sketches are filed at the next forward, so an epoch is as good as over without them.
+        last = sampler.positions.trained + sampler.batch_size >= len(sampler.indices)
+        lock = getattr(sampler.turnover, "using_rule", None)
+        return self._diversity.read(table, (sampler.epoch, last), lock)
 
     def _fingerprint(self) -> dict[str, Any]:
         return {
