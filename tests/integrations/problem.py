@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 import heeler
 from tests.distributed.ranks import run_ranks
 
-EXAMPLES, BATCH, EPOCHS, SEED = 44, 4, 3, 11
+EXAMPLES, BATCH, EPOCHS, SEED = 46, 4, 3, 11
 OPTIONS: dict[str, Any] = {"dim": 16, "seed": SEED}  # fewer than the parameters: projections, drawn by their names
 Batches = list[list[int]]
 
@@ -63,8 +63,11 @@ def loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(Points(), batch_size=BATCH, **options)
 
 
-def plain_loop(accumulation: int = 1) -> Net:
-    """What every framework's run is compared with: the two lines in an ordinary loop."""
+def plain_loop(accumulation: int = 1, *, uneven: bool = False) -> Net:
+    """What every framework's run is compared with: the two lines in an ordinary loop.
+
+    uneven: whether a step at an epoch's end that has fewer batches still counts each as one of `accumulation`.
+    """
     net = Net()
     model: Any = DistributedDataParallel(net) if dist.is_initialized() and dist.get_world_size() > 1 else net
     sampler = heeler.Sampler(Points(), batch_size=BATCH, **OPTIONS)
@@ -73,7 +76,7 @@ def plain_loop(accumulation: int = 1) -> Net:
     batches = loader(sampler=sampler)
     for _ in range(EPOCHS):
         for step, batch in enumerate(batches):
-            together = min(accumulation, len(batches) - step // accumulation * accumulation)
+            together = accumulation if uneven else min(accumulation, len(batches) - step // accumulation * accumulation)
             steps_now = (step + 1) % accumulation == 0 or step + 1 == len(batches)
             with nullcontext() if steps_now or model is net else model.no_sync():
                 (model(**batch)["loss"] / together).backward()
