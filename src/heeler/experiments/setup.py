@@ -47,7 +47,7 @@ class Run:
     None: what the library taps by default for `herd`, all for the published rules."""
     device: str = "cpu"
     options: dict[str, Any] = field(default_factory=dict)
-    """The task's own: limit, dropout, augment."""
+    """The task's own: limit, dropout, augment; and those of all tasks, see `tasks.base.resampled`."""
     bounds: bool = False
     """Measure every epoch's herding bound, on taps that then `random` has too; costs time, so not for timings."""
 

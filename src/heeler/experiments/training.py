@@ -19,7 +19,7 @@ from heeler.experiments.folder import Folder
 from heeler.experiments.setup import Run
 from heeler.experiments.simulate import SimulatedWorkers
 from heeler.experiments.tasks import Examples, Task, get_task
-from heeler.experiments.tasks.base import parameters_l2
+from heeler.experiments.tasks.base import parameters_l2, resampled
 from heeler.experiments.tasks.linear import LinearTask, least_objective
 from heeler.herding import make_rule
 from heeler.ordering import Handle, Sampler, attach
@@ -55,6 +55,13 @@ class OneProcess:
         """Examples of a step in this process."""
         return run.step
 
+    def prepare(self, run: Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """What is to be done to the steps, before the first one."""
+
+    def measure(self, run: Run, task: Task, model: nn.Module, examples: Examples) -> Record:
+        """More numbers for the record of an epoch."""
+        return {}
+
 
 def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator[Record]:
     """Yield a "start" record, an "epoch" record before training and after every epoch, and an "end" record.
@@ -74,6 +81,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
     handle = _attach(run, task, called, sampler)
     recorder = BoundRecorder(sampler) if run.bounds else None
     optimizer, scheduler = _optimizer(run, model)
+    place.prepare(run, model, optimizer)
     _compile_rule(run, sampler)
     yield _start(run, model, examples, least, handle)
 
@@ -97,6 +105,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
             record["order"] = handle.metrics()
             if recorder is not None:
                 record["relative_bound"] = recorder.relative_bound()
+        record |= place.measure(run, task, model, examples)
         _wait(device)
         eval_seconds += time.perf_counter() - started
         if batch_loss is not None:
@@ -130,7 +139,7 @@ def _load(
     weight_decay: float,
 ) -> tuple[Examples, float | None]:
     task = get_task(name)
-    examples = task.load(Folder.at(Path(path)), dict(options))
+    examples = resampled(task.load(Folder.at(Path(path)), dict(options)), dict(options))
     full = len(examples) // step * step
     if full == 0:
         raise ValueError(f"{name} has {len(examples)} training examples, fewer than one step of {step}")

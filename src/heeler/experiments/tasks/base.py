@@ -89,6 +89,18 @@ class Task:
         return float(total) / len(tensors[0])
 
 
+def resampled(examples: Examples, options: dict[str, Any]) -> Examples:
+    """Options of every task: `examples`, take so many; `replication` r, of them a 1/r-th part r times each.
+
+    As tasks load examples in an order that says nothing of them, the first part is a random one.
+    """
+    count, times = options.get("examples", len(examples)), options.get("replication", 1)
+    if not 1 <= times <= count <= len(examples):
+        raise ValueError(f"of {len(examples)} examples, {count} with each of a part {times} times cannot be had")
+    train = (torch.cat([t[: count // times]] * times) for t in examples.train)
+    return Examples(tuple(train), examples.test) if (count, times) != (len(examples), 1) else examples
+
+
 def chunks(tensors: tuple[Tensor, ...], size: int) -> list[tuple[Tensor, ...]]:
     """The same rows of all tensors, `size` at a time."""
     return list(zip(*(t.split(size) for t in tensors), strict=True))
