@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint types unit clean
+.PHONY: setup demo test lint types unit docs clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,10 @@ types: $(STAMP)
 # Two test processes with one thread each keep both cores of a small machine busy without fighting over them.
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# With warnings as errors; nothing is fetched. Open build/site/index.html.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
