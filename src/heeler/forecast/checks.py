@@ -1,0 +1,210 @@
+"""What in a set-up will not work, or not well, each with what to do about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from heeler.forecast.costs import Needs, least_epochs, steps_an_epoch
+from heeler.sketch import Coverage
+
+DEAR = 1.3
+"""An epoch so many times as long is worth a word."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """stops: Heeler will refuse it, or can do nothing. limits: it works, with less gain. note: good to know."""
+
+    level: Literal["stops", "limits", "note"]
+    what: str
+    do: str
+
+
+def of_dataset(dataset: Any) -> Iterator[Finding]:
+    """Whether it can be ordered at all."""
+    if isinstance(dataset, IterableDataset) or not (isinstance(dataset, int) or hasattr(dataset, "__len__")):
+        yield Finding(
+            "stops",
+            f"{type(dataset).__name__} has no fixed length and numbers: there is nothing to order",
+            "use a dataset with __len__ and __getitem__; a stream can be written to disk and read by number",
+        )
+    elif (dataset if isinstance(dataset, int) else len(dataset)) < 1:
+        yield Finding("stops", "the dataset is empty", "give it examples")
+    if hasattr(dataset, "set_epoch"):
+        yield Finding(
+            "note",
+            f"{type(dataset).__name__} may change with the epoch (it has set_epoch)",
+            "keep the examples' number and numbering; one that has grown goes on with heeler.grow(state, examples)",
+        )
+
+
+def of_run(examples: int, batch_size: int, workers: int, epochs: int | None, shards: str) -> Iterator[Finding]:
+    """Numbers that leave nothing to gain, or an odd end of the epoch."""
+    steps, together = steps_an_epoch(examples, batch_size, workers), batch_size * workers
+    if steps < 2:
+        yield Finding(
+            "stops",
+            f"an epoch is one step of {examples} examples: any order gives the same sum",
+            "use smaller batches, or full gradient descent as it is",
+        )
+        return
+    if epochs == 1:
+        yield Finding(
+            "stops",
+            "one epoch: the first order is random, and there is no second",
+            "train for several epochs, or leave Heeler out",
+        )
+    rest = examples % together
+    if rest and workers == 1:
+        yield Finding(
+            "note",
+            f"the last step of an epoch has {rest} of {batch_size} examples",
+            "nothing, or drop_last=True in the loader: what is dropped differs from epoch to epoch",
+        )
+    elif rest and shards == "global":
+        repeated = -rest % workers
+        yield Finding(
+            "note",
+            f"the last step of an epoch has {rest} of {together} examples"
+            + (f", and {repeated} of the epoch are repeated so that all workers have equally many" if repeated else ""),
+            "nothing, or drop_last=True in the sampler",
+        )
+
+
+def of_model(model: nn.Module) -> Iterator[Finding]:
+    """What the wrapper says before any layer is looked at."""
+    if isinstance(model, nn.DataParallel):
+        yield Finding(
+            "stops",
+            "nn.DataParallel copies the model in every step, and the copies have no taps",
+            "start one process a device and use DistributedDataParallel",
+        )
+
+
+def of_coverage(coverage: Coverage) -> Iterator[Finding]:
+    """Parameters that no rule covers, by reason."""
+    total = sum(line.size for line in coverage.lines)
+    by_reason: dict[str, list[Any]] = {}
+    for line in coverage.lines:
+        if line.rule is None and not line.reason.startswith("not chosen"):
+            by_reason.setdefault(line.reason, []).append(line)
+    for reason, lines in by_reason.items():
+        names = ", ".join(line.parameter for line in lines[:3]) + (", ..." if len(lines) > 3 else "")
+        share = sum(line.size for line in lines) / total
+        yield Finding(
+            "limits" if share > 0.1 else "note",
+            f"{share:.1%} of the parameters cannot be sketched: {reason} ({names})",
+            "set its dropout to 0 if the run can do without; the rest is sketched all the same"
+            if "attention dropout" in reason
+            else "the rest is sketched all the same; docs/layer-rules.md says how to write a rule",
+        )
+
+
+def of_cost(needs: Needs, ratio: float | None, epochs: int | None) -> Iterator[Finding]:
+    """Memory that may not be there, and time that may not come back."""
+    there = _memory()
+    if there is not None and needs.table_bytes > there / 2:
+        yield Finding(
+            "limits",
+            f"the table takes {needs.table_bytes / 1e9:.1f} GB of {there / 1e9:.1f} GB of memory",
+            "use a smaller dim=, or on one worker order='pair', which keeps no table",
+        )
+    if ratio is not None and ratio > DEAR:
+        yield Finding(
+            "limits",
+            f"an epoch takes {ratio:.2f} times as long",
+            "small steps are bound by launching operations: tap one layer with layers=lambda name, module: ..., "
+            "compile the model, or use larger batches",
+        )
+    if ratio is not None and epochs is not None and 1 < epochs < least_epochs(ratio):
+        yield Finding(
+            "limits",
+            f"{epochs} epochs are too few to win back the time: the first one is random",
+            f"it can pay from {least_epochs(ratio)} epochs on",
+        )
+
+
+def of_loader(loader: DataLoader[Any], examples: int, batch_size: int) -> Iterator[Finding]:
+    """What the loader does with an order."""
+    if not getattr(loader, "in_order", True):
+        yield Finding(
+            "stops",
+            "DataLoader(in_order=False) hands batches out in an order that cannot be known",
+            "use in_order=True, the default",
+        )
+    if type(loader.batch_sampler) is not BatchSampler:
+        yield Finding(
+            "stops",
+            f"the loader makes its batches by {type(loader.batch_sampler).__name__}, and Heeler orders single examples",
+            "give the loader batch_size= and sampler=",
+        )
+    elif not isinstance(loader.sampler, (RandomSampler, DistributedSampler)) or getattr(
+        loader.sampler, "replacement", False
+    ):
+        yield Finding(
+            "limits",
+            f"the loader draws from a {type(loader.sampler).__name__}, not every example once in a random order",
+            "Heeler stands in for shuffling alone: its sampler yields every example once an epoch",
+        )
+    dataset: Any = loader.dataset
+    if hasattr(dataset, "__len__") and len(dataset) != examples:
+        yield Finding(
+            "stops",
+            f"the loader's dataset has {len(dataset)} examples, not {examples}",
+            "give sampler and loader the same dataset; one that changes its length needs heeler.grow",
+        )
+    if loader.batch_size is not None and loader.batch_size != batch_size:
+        yield Finding(
+            "note",
+            f"the loader's batches have {loader.batch_size} examples, the sampler's {batch_size}",
+            "use the same number: orders are judged at batch boundaries",
+        )
+
+
+def of_trainer(trainer: Any) -> Iterator[Finding]:
+    """What a framework would do to the sampler: transformers' arguments or Trainer, an Accelerator, Lightning's."""
+    package = next((c.__module__.split(".")[0] for c in type(trainer).__mro__ if c.__module__ != "builtins"), "")
+    arguments = getattr(trainer, "args", trainer)
+    strategy = str(getattr(arguments, "train_sampling_strategy", "random"))
+    if strategy != "random" or getattr(arguments, "group_by_length", False):
+        yield Finding(
+            "stops",
+            "the trainer groups examples by length or keeps their order, and a place in the epoch can come from one "
+            "thing alone",
+            "use train_sampling_strategy='random' (group_by_length=False)",
+        )
+    if package == "transformers" and getattr(arguments, "n_gpu", 0) > 1:
+        yield Finding(
+            "stops",
+            "Trainer would copy the model to several devices in every step, and the copies have no taps",
+            "start one process a device with torchrun",
+        )
+    if getattr(trainer, "split_batches", False) or getattr(trainer, "dispatch_batches", False):
+        yield Finding(
+            "stops",
+            "split_batches and dispatch_batches deal out batches that Heeler has dealt out already",
+            "leave both away",
+        )
+    known = {"transformers": "transformers", "accelerate": "accelerate", "lightning": "lightning"}
+    module = known.get(package) or ("lightning" if package == "pytorch_lightning" else None)
+    if module is not None:
+        yield Finding(
+            "note",
+            f"{module} replaces or deals out samplers by itself",
+            f"let heeler.integrations.{module} put Heeler in: docs/frameworks.md",
+        )
+
+
+def _memory() -> int | None:
+    """Bytes of this machine, where it tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,214 @@
+"""`explain`: everything that can be said before a run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from heeler.forecast import checks, costs, timing
+from heeler.forecast.checks import Finding
+from heeler.forecast.costs import Needs
+from heeler.forecast.timing import Timing
+from heeler.herding import make_rule
+from heeler.ordering.sampler import DIM, largest_whole
+from heeler.sketch import Coverage, Sketcher
+from heeler.sketch.compiled import HooksNotTraced
+from heeler.sketch.selection import Layers, prices
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` found. `print` it, or take `as_dict()` for JSON."""
+
+    model: str
+    parameters: int
+    """Trainable ones."""
+    examples: int
+    """Of all workers."""
+    batch_size: int
+    workers: int
+    epochs: int | None
+    order: str
+    steps: int
+    """An epoch, of each worker."""
+    dim: int
+    """Numbers in a sketch."""
+    whole: bool
+    """Whether a sketch is the whole gradient of what is covered."""
+    tapped: list[str]
+    """Layers, by name."""
+    coverage: Coverage | None
+    """None where no gradient is needed, or no layer can be tapped."""
+    estimated_ratio: float | None
+    """A tapped step over a plain one by the cost model that chooses the layers: right within a factor of two or so."""
+    timing: Timing | None
+    """The same, measured; None without `loss`."""
+    needs: Needs
+    findings: list[Finding]
+
+    @property
+    def works(self) -> bool:
+        """Whether nothing was found that stops it."""
+        return all(finding.level != "stops" for finding in self.findings)
+
+    @property
+    def ratio(self) -> float | None:
+        """An epoch with Heeler over a plain one: measured where it was, waits at the epoch's end included."""
+        if self.timing is None:
+            return self.estimated_ratio
+        waits = 0.0 if self.needs.hidden else self.needs.solve_seconds
+        return self.timing.ratio + waits / (self.steps * self.timing.plain_ms / 1e3)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Numbers, strings, lists and dicts of these."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        nested = ("timing", "needs")
+        plain = {
+            name: dataclasses.asdict(value) if value and name in nested else value for name, value in fields.items()
+        }
+        plain["findings"] = [dataclasses.asdict(finding) for finding in self.findings]
+        plain["coverage"] = None
+        if self.coverage is not None:
+            plain["coverage"] = {
+                "share_of_parameters": self.coverage.share_of_parameters,
+                "covered": self.coverage.covered,
+                "left_out": self.coverage.left_out,
+            }
+        return {**plain, "works": self.works, "ratio": self.ratio}
+
+    def __str__(self) -> str:
+        from heeler.forecast.wording import describe
+
+        return describe(self)
+
+
+def explain(
+    model: nn.Module,
+    dataset: Any,
+    batch_size: int,
+    *,
+    epochs: int | None = None,
+    workers: int | None = None,
+    order: str = "herd",
+    dim: int | None = None,
+    layers: Layers = None,
+    shards: Literal["global", "local"] = "global",
+    loss: Callable[[nn.Module], Tensor] | None = None,
+    loader: Any = None,
+    trainer: Any = None,
+) -> Explanation:
+    """Say, before a long run, what will be covered, what it will cost, when it can pay, and what will not work.
+
+        print(heeler.explain(model, dataset, 64, epochs=30, loss=lambda model: loss_fn(model(x), y)))
+
+    Nothing is trained and nothing of the model changes.
+
+    Args:
+        model: as it will be given to `heeler.attach`.
+        dataset: as it will be given to `heeler.Sampler`, or the number of its examples.
+        batch_size: examples of one worker in a step.
+        epochs: how long the run shall be.
+        workers: by default `torch.distributed`'s, else one.
+        order: a rule by name.
+        dim: numbers of a sketch; None for the sampler's own choice.
+        layers: as for `heeler.attach`.
+        shards: as for `heeler.Sampler`.
+        loss: takes a model and returns its loss on one typical batch. With it the cost of a step is measured, on
+            copies of the model, in two or three seconds; without it, estimated.
+        loader: the training loader, to be looked over.
+        trainer: the framework's object, to be looked over: transformers' `TrainingArguments` or `Trainer`, an
+            `Accelerator`, Lightning's `Trainer`.
+    """
+    for name, value in (("batch_size", batch_size), ("epochs", epochs), ("workers", workers), ("dim", dim)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    learns = make_rule(order, 2, 1).needs_vectors
+    workers = workers or _world_size()
+    findings = [*checks.of_dataset(dataset), *checks.of_model(model)]
+    own = _length(dataset)
+    examples = own * workers if shards == "local" else own
+    options: dict[str, Any] = {"dim": dim or DIM, "whole": dim or largest_whole(max(examples, 1)), "layers": layers}
+    sketcher = _look_at(model, options, findings) if learns else None
+    coverage = None if sketcher is None else sketcher.coverage
+    numbers: int = options["dim"] if sketcher is None else sketcher.dim
+    needs = costs.needs(order, examples, numbers, workers, dealt=shards == "global")
+    measured = None
+    if loss is not None and sketcher is not None and not any(finding.level == "stops" for finding in findings):
+        try:
+            measured = timing.measure(model, loss, options)
+        except Exception as error:
+            findings.append(
+                Finding(
+                    "note", f"a step could not be measured: {error}", "check loss=, or leave it out for an estimate"
+                )
+            )
+    found = Explanation(
+        model=type(getattr(model, "_orig_mod", model)).__name__,
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        examples=examples,
+        batch_size=batch_size,
+        workers=workers,
+        epochs=epochs,
+        order=order,
+        steps=costs.steps_an_epoch(examples, batch_size, workers),
+        dim=numbers,
+        whole=sketcher is not None and sketcher.exact,
+        tapped=[] if sketcher is None else [site.name or "the model" for site in sketcher._sites],
+        coverage=coverage,
+        estimated_ratio=None if sketcher is None else _estimate(model, sketcher),
+        timing=measured,
+        needs=needs,
+        findings=findings,
+    )
+    if examples:
+        findings += checks.of_run(examples, batch_size, workers, epochs, shards)
+    if loader is not None:
+        findings += checks.of_loader(loader, own, batch_size)
+    if trainer is not None:
+        findings += checks.of_trainer(trainer)
+    if coverage is not None:
+        findings += checks.of_coverage(coverage)
+    findings += checks.of_cost(needs, found.ratio, epochs)
+    findings.sort(key=lambda finding: ("stops", "limits", "note").index(finding.level))
+    return found
+
+
+def _look_at(model: nn.Module, options: dict[str, Any], findings: list[Finding]) -> Sketcher | None:
+    """The sketcher that `attach` would make, its hooks taken off again."""
+    try:
+        sketcher = Sketcher(model, **options)
+    except HooksNotTraced as error:
+        findings.append(Finding("stops", "the compiled model has been called already", str(error)))
+        with contextlib.suppress(ValueError):
+            sketcher = Sketcher(model._orig_mod, **options)  # type: ignore[arg-type]
+            sketcher.detach()
+            return sketcher
+        return None
+    except ValueError as error:
+        findings.append(Finding("stops", str(error), "docs/layer-rules.md says how to write a rule for a layer"))
+        return None
+    sketcher.detach()
+    return sketcher
+
+
+def _estimate(model: nn.Module, sketcher: Sketcher) -> float | None:
+    compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+    device = next(iter(sketcher._survey.parameters.values())).device
+    return prices(sketcher._survey.sites, sketcher.dim, device, compiled).ratio(sketcher._sites)
+
+
+def _length(dataset: Any) -> int:
+    if isinstance(dataset, int):
+        return dataset
+    return len(dataset) if hasattr(dataset, "__len__") else 0
+
+
+def _world_size() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

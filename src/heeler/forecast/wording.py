@@ -1,0 +1,131 @@
+"""An explanation as text."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from heeler.forecast.costs import least_epochs, most_epochs
+
+if TYPE_CHECKING:
+    from heeler.forecast.explain import Explanation
+
+WIDTH = 110
+MEASURED = (
+    "How many epochs it saves depends on the task and cannot be told from here: measured were from 9 in 10 (logistic "
+    "regression on mortgages) to none (GPT and LSTM on WikiText-2); see RESULTS.md."
+)
+
+UNSEEN = (
+    "From here nobody can see a dataset that changes between epochs (examples must keep their numbers), several "
+    "backward passes a batch (handle.paused), or batches that are drawn and not trained on (handle.skip)."
+)
+
+
+def describe(found: Explanation) -> str:
+    """All of it, for people."""
+    workers = "one worker" if found.workers == 1 else f"{found.workers} workers"
+    epochs = "" if found.epochs is None else f", {found.epochs} epoch{'s' if found.epochs > 1 else ''}"
+    head = (
+        f"Heeler ({found.order}) on {found.model}: {found.parameters:,} parameters, {found.examples:,} examples, "
+        f"batches of {found.batch_size}, {workers}{epochs}"
+    )
+    parts = [head, "", *_part("covered", _covered(found)), *_part("time", _time(found))]
+    parts += [*_part("memory", _memory(found)), *_part("network", _network(found)), *_part("pays", _pays(found))]
+    if found.findings:
+        parts.append("")
+    for finding in found.findings:
+        parts += _part(finding.level, [f"{finding.what}.", f"→ {finding.do}."])
+    return "\n".join([*parts, "", *_part("unseen", [UNSEEN])])
+
+
+def _covered(found: Explanation) -> list[str]:
+    coverage = found.coverage
+    if coverage is None:
+        return ["nothing" if not found.works else "nothing: this order needs no gradients"]
+    names = ", ".join(found.tapped[:6]) + (f" and {len(found.tapped) - 6} more" if len(found.tapped) > 6 else "")
+    what = f"whole gradients of {found.dim:,} numbers" if found.whole else f"sketches of {found.dim:,} numbers"
+    lines = [f"{coverage.share_of_parameters:.1%} of the parameters, in {what}: {names}"]
+    spared = sum(reason.startswith("not chosen") for reason in coverage.left_out.values())
+    if spared:
+        lines.append(f'{spared} parameters are left out for their price; layers="all" or "5%" taps more')
+    return lines
+
+
+def _time(found: Explanation) -> list[str]:
+    needs, timing = found.needs, found.timing
+    lines = []
+    if timing is not None:
+        lines.append(
+            f"a step takes {timing.ratio:.2f} times as long ({timing.low:.2f} to {timing.high:.2f}): forward, "
+            f"backward and SGD {timing.plain_ms:.2f} ms plain, {timing.tapped_ms:.2f} ms tapped, measured here"
+        )
+        seconds = found.steps * timing.plain_ms / 1e3
+        lines.append(
+            f"an epoch of {found.steps:,} steps: {_clock(seconds)} plain, {_clock(seconds * timing.ratio)} tapped"
+        )
+    elif found.estimated_ratio is not None:
+        lines.append(
+            f"a step takes about {found.estimated_ratio:.2f} times as long (an estimate; what is above 1 is right "
+            "within a factor of two or so; loss= measures it)"
+        )
+    elif found.tapped:
+        lines.append("a tapped layer has no price in the cost model: measure it with loss=")
+    if needs.solve_seconds:
+        wait = "; from the second time on beside the epoch's last 3%" if needs.hidden else ""
+        lines.append(f"a solve between epochs: about {_clock(needs.solve_seconds)}{wait}")
+    return lines or ["next to none"]
+
+
+def _memory(found: Explanation) -> list[str]:
+    needs = found.needs
+    where = "" if found.workers == 1 else " on rank 0"
+    table = f"table {_size(needs.table_bytes)}, " if needs.table_bytes else ""
+    checkpoint = f"{_size(needs.checkpoint_bytes)} in a checkpoint"
+    return [f"{table}orders up to {_size(needs.order_bytes)}{where}, in host memory; {checkpoint}"]
+
+
+def _network(found: Explanation) -> list[str]:
+    needs = found.needs
+    if not needs.worker_bytes:
+        return ["none"]
+    return [f"{_size(needs.worker_bytes)} an epoch for each worker, {_size(needs.host_bytes)} for rank 0"]
+
+
+def _pays(found: Explanation) -> list[str]:
+    ratio = found.ratio
+    if found.coverage is None:
+        return ["not expected: without gradients orders gain little or nothing"] if found.works else ["no"]
+    lines = ["the first epoch is random, the second is the first that gains"]
+    if ratio is not None:
+        least = least_epochs(ratio)
+        lines[0] += f"; at {ratio:.2f} times the time an epoch, runs of fewer than {least} epochs cannot pay"
+        if found.epochs is not None and found.epochs >= least:
+            most = most_epochs(found.epochs, ratio)
+            lines.append(
+                f"{found.epochs} epochs pay if it takes {most} or fewer to the loss that a random order has then"
+            )
+    return [*lines, MEASURED]
+
+
+def _part(name: str, lines: list[str]) -> list[str]:
+    indent = " " * 10
+    wrapped = [textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=indent) for line in lines]
+    flat = [line for part in wrapped for line in part]
+    return [f"{name:<10}{flat[0][10:]}", *flat[1:]]
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
