@@ -16,7 +16,7 @@ from heeler.forecast.checks import Finding
 from heeler.forecast.costs import Needs
 from heeler.forecast.timing import Timing
 from heeler.herding import make_rule
-from heeler.ordering.sampler import DIM, largest_whole
+from heeler.ordering.sampler import COORDINATED, DIM, largest_whole
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.compiled import HooksNotTraced
 from heeler.sketch.selection import Layers, prices
@@ -137,7 +137,8 @@ def explain(
     sketcher = _look_at(model, options, findings) if learns else None
     coverage = None if sketcher is None else sketcher.coverage
     numbers: int = options["dim"] if sketcher is None else sketcher.dim
-    needs = costs.needs(order, examples, numbers, workers, dealt=shards == "global")
+    apart = shards == "local" and order not in COORDINATED  # every worker for itself
+    needs = costs.needs(order, own if apart else examples, numbers, 1 if apart else workers, dealt=shards == "global")
     measured = None
     if loss is not None and sketcher is not None and not any(finding.level == "stops" for finding in findings):
         try:

@@ -79,7 +79,7 @@ def _time(found: Explanation) -> list[str]:
 
 def _memory(found: Explanation) -> list[str]:
     needs = found.needs
-    where = "" if found.workers == 1 else " on rank 0"
+    where = " on rank 0" if needs.worker_bytes else " on each worker" if found.workers > 1 else ""
     table = f"table {_size(needs.table_bytes)}, " if needs.table_bytes else ""
     checkpoint = f"{_size(needs.checkpoint_bytes)} in a checkpoint"
     return [f"{table}orders up to {_size(needs.order_bytes)}{where}, in host memory; {checkpoint}"]
