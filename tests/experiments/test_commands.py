@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from heeler.cli.demo import demo
 from heeler.cli.sweep import report, sweep
 from heeler.cli.train import train
+from heeler.experiments.tasks import hmda
 
 app = typer.Typer()
 for command in (demo, train, sweep, report):
@@ -58,6 +59,16 @@ def test_a_sweep_and_a_report_of_it(tiny, tmp_path):
     (tmp_path / "report.html").unlink()
     assert "herd 30 passes" in call("report", tmp_path).output
     assert (tmp_path / "report.html").is_file()
+
+
+def test_missing_data_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(hmda, "TABLES", tmp_path.as_uri() + "/2017-NJ-{}.zip")
+    (tmp_path / "data").mkdir()
+    result = call("train", "hmda", "--epochs", 1, "--data", tmp_path / "data", "--out", tmp_path / "out", code=2)
+    said = " ".join(result.output.replace("│", " ").split())
+    assert said.count("cannot be reached") == 1
+    assert "2017-NJ-features.zip" in said
+    assert not list((tmp_path / "out").glob("*.failed"))
 
 
 @pytest.mark.parametrize(

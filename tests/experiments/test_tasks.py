@@ -1,15 +1,17 @@
 """Every task loads real formats, trains, and is measured rightly."""
 
+import hashlib
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from heeler.experiments.folder import Folder
+from heeler.experiments.folder import Folder, MissingData
 from heeler.experiments.pack import pack_cifar, pack_m4, pack_wikitext
 from heeler.experiments.records import from_records
-from heeler.experiments.tasks import TASKS, cifar, get_task, glue, m4, settings, wikitext
+from heeler.experiments.tasks import TASKS, cifar, digits, get_task, glue, hmda, m4, settings, wikitext
 from heeler.experiments.training import load, train
 
 SMALL = {
@@ -55,6 +57,45 @@ def test_the_column_that_leaks_is_left_out(tiny):
     assert (examples.train[0].std(0, correction=0) - 1).abs().max() < 1e-4
 
 
+def mortgage_tables(root, action_taken="action_taken"):
+    """Two archives in the public repository's format, and the folder that reads them from there."""
+    features = {name: list("01234") for name in hmda.COLUMNS} | {"extra": list("abcde")}
+    for part, columns in (("features", features), ("target", {action_taken: list("13217"), "id": list("01234")})):
+        rows = zip(*columns.values(), strict=True)
+        text = "\n".join(",".join(row) for row in [columns, *rows])
+        with zipfile.ZipFile(root / f"2017-NJ-{part}.zip", "w") as files:
+            files.writestr(f"2017-NJ-{part}.csv", text)
+    (root / "data").mkdir()
+    return Folder(root / "data")
+
+
+def test_applications_are_made_from_the_public_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(hmda, "TABLES", tmp_path.as_uri() + "/2017-NJ-{}.zip")
+    folder = mortgage_tables(tmp_path)
+    with pytest.raises(MissingData, match=r"give applications of sha256 .*Put .*applications.npz"):
+        hmda.read_applications(folder)
+    x = np.repeat(np.float32([0, 1, 3])[:, None], 19, axis=1)  # action_taken 1, 3 and 1; 2 and 7 are no decisions
+    y = np.uint8([1, 0, 1])
+    monkeypatch.setattr(hmda, "SHA256", hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest())
+    for _ in range(2):  # the second time from what was kept
+        features, granted, columns = hmda.read_applications(folder)
+        assert (features == x).all()
+        assert (granted == y).all()
+        assert columns == list(hmda.COLUMNS)
+    assert folder.find(hmda.FILE)
+
+
+def test_tables_of_another_kind_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(hmda, "TABLES", tmp_path.as_uri() + "/2017-NJ-{}.zip")
+    with pytest.raises(MissingData, match="lacks the columns action_taken"):
+        hmda.read_applications(mortgage_tables(tmp_path, "action"))
+
+
+def test_a_task_that_nobody_may_hand_on_says_what_to_put_where(tmp_path):
+    with pytest.raises(MissingData, match=r"download_glue_data.py --tasks MRPC.*MRPC/train.tsv"):
+        glue.read_sentences(Folder(tmp_path), "MRPC", "train")
+
+
 def test_shards_sorted_by_label_differ(tiny):
     run = settings(get_task("hmda"), "random", batch_size=4, sorted_shards=True)
     examples, _ = load(run, tiny)
@@ -94,6 +135,16 @@ def test_series_windows_and_smape(tiny):
             return (following - scales[:, :1]) / scales[:, 1:]
 
     assert task.test(Perfect(), examples)["test_smape"] < 1e-3
+
+
+def test_shifted_digits_keep_their_pixels():
+    torch.manual_seed(0)
+    images = torch.rand(50, 64)
+    moved = digits.shifted(images)
+    padded = torch.nn.functional.pad(images.view(-1, 8, 8), (1, 1, 1, 1))
+    views = torch.stack([padded[:, i : i + 8, j : j + 8].flatten(1) for i in range(3) for j in range(3)])
+    assert (views == moved).all(dim=2).any(dim=0).all()
+    assert not torch.equal(images, moved)
 
 
 def test_augmentation_shifts_and_flips_only():

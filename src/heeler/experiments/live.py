@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heeler.experiments.folder import Folder
+from heeler.experiments.folder import Folder, MissingData
 from heeler.experiments.records import Result, carry_out, from_records, is_finished, note_failure
 from heeler.experiments.setup import Run
 from heeler.experiments.summary import curve_quantity
@@ -26,7 +26,7 @@ def run_all(
 ) -> list[Result]:
     """Carry the runs out one after the other; with `out`, kept there, and what is there already is not repeated.
 
-    A run that fails is noted beside the others' files, and told of at the end.
+    A run that fails is noted beside the others' files, and told of at the end; without its data none can be made.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -66,6 +66,8 @@ def run_all(
         for run in runs:
             try:
                 results.append(carry_out(run, folder, out, note) if out is not None else _in_memory(run, folder, note))
+            except MissingData:
+                raise  # every run would say the same
             except Exception as error:
                 if out is None:
                     raise

@@ -45,7 +45,8 @@ def pack_digits(folder: Folder, out: Path) -> None:
 
 
 def pack_hmda(folder: Folder, out: Path) -> None:
-    write(out / hmda.FILE, folder.read(hmda.FILE, hint=hmda.HOW))
+    features, label, columns = hmda.read_applications(folder)
+    save(out / hmda.FILE, X=features, y=label, columns=np.array(columns))
 
 
 def pack_wikitext(folder: Folder, out: Path) -> None:

@@ -57,7 +57,7 @@ LAYOUTS = {
             "8c013e21dc39957cac37378d87bebe225b694a0d5fe13eded66c2856628833fd",
         ),
     ),
-    "MRPC": Layout((3, 4), 0, True, ("", "")),  # not in the public archives: to be put into the folder
+    "MRPC": Layout((3, 4), 0, True, ("", "")),  # its licence keeps it out of the public archives
     "RTE": Layout(
         (1, 2),
         3,
@@ -76,7 +76,11 @@ def read_sentences(folder: Folder, task: str, part: str) -> tuple[list[list[str]
     layout = LAYOUTS[task]
     digest = layout.sha256[0 if part == "train" else 1]
     source = Source(ARCHIVE.format(task), digest, f"{task}/{part}.tsv") if digest else None
-    hint = "Put GLUE's file there, as tab-separated values, plain or .xz."
+    hint = (
+        f"GLUE's archives leave {task} out for its licence's sake; GLUE's script makes it from Microsoft's corpus "
+        f"(download_glue_data.py --tasks {task}): put {task}/{part}.tsv, plain, .xz or .gz, to "
+        f"{folder.path / 'glue' / task}, or name a folder that has it with --data or HEELER_DATA."
+    )
     text = folder.read(f"glue/{task}/{part}.tsv", source, hint).decode("utf-8-sig")
     rows = [row for row in csv.reader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE) if row]
     rows = rows[1:] if layout.header else rows
@@ -226,11 +230,13 @@ class GlueFineTune(Task):
         parts = []
         for part in ("train", "dev"):
             sentences, label = read_sentences(folder, task, part)
+            if part == "train":
+                mixed = np.random.default_rng(0).permutation(len(label))[: options.get("limit")]
+                sentences, label = [sentences[i] for i in mixed], label[mixed]
             columns = [list(column) for column in zip(*sentences, strict=True)]
             tokens = tokenizer(*columns, padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt")
             parts.append((tokens["input_ids"], tokens["attention_mask"], torch.tensor(label)))
-        mixed = torch.randperm(len(parts[0][0]), generator=torch.Generator().manual_seed(0))[: options.get("limit")]
-        return Examples(tuple(t[mixed] for t in parts[0]), parts[1])
+        return Examples(*parts)
 
     def model(self, examples: Examples, options: dict[str, Any]) -> nn.Module:
         import copy
