@@ -43,7 +43,7 @@ def draw(summaries: Sequence[Summary], target: Path | BinaryIO, *, by_time: bool
         figure.suptitle(title)
     figure.canvas.draw()
     for axes in grid.flat:
-        _name_lines(axes)
+        name_lines(axes)
     figure.savefig(target, dpi=140, format="png")
     plt.close(figure)
 
@@ -60,7 +60,7 @@ def draw_grid(summaries: Sequence[Summary], target: Path | BinaryIO, columns: in
         axes.set_axis_off()
     figure.canvas.draw()
     for axes in grid.flat:
-        _name_lines(axes)
+        name_lines(axes)
     figure.savefig(target, dpi=90, format="png")
     plt.close(figure)
 
@@ -76,7 +76,7 @@ def draw_bounds(curves: dict[str, Floats], target: Path | BinaryIO) -> None:
     axes.set(xlabel="epoch", ylabel="herding bound ÷ random order's", yscale="log")
     plain(axes)
     figure.canvas.draw()
-    _name_lines(axes)
+    name_lines(axes)
     figure.savefig(target, dpi=120, format="png")
     plt.close(figure)
 
@@ -124,7 +124,7 @@ def style(name: str, number: int) -> tuple[str, str]:
     return OTHERS[number % len(OTHERS)], DASHES[(number // len(OTHERS)) % len(DASHES)]
 
 
-def _name_lines(axes: Any, gap: float = 14.0, width: float = 60.0) -> None:
+def name_lines(axes: Any, gap: float = 14.0, width: float = 60.0) -> None:
     """Write each line's name at its end; names that would cover one another are set one above the other."""
     to_pixels, to_data = axes.transData, axes.transData.inverted()
     ends = []

@@ -50,6 +50,11 @@ def html(tables: Sequence[Summary], title: str) -> str:
     )
     for table in tables:
         parts += _section(table)
+    return page(title, parts)
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """One file that needs nothing but a browser."""
     body = "\n".join(parts)
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n'
@@ -59,13 +64,13 @@ def _section(table: Summary) -> list[str]:
     parts = [f"<h2>{escape(get_task(table.task).summary)}</h2>"]
     picture = io.BytesIO()
     charts.draw([table], picture)
-    parts.append(_image(picture, f"Curves of {table.task}: {table.quantity} by epoch and by seconds, {table.metric}"))
+    parts.append(as_image(picture, f"Curves of {table.task}: {table.quantity} by epoch and by seconds, {table.metric}"))
     parts.append(_main_table(table))
     bounds = bound_curves(table.lines)
     if bounds:
         picture = io.BytesIO()
         charts.draw_bounds(bounds, picture)
-        parts.append(_image(picture, f"Herding bound by epoch on {table.task}, relative to a random order"))
+        parts.append(as_image(picture, f"Herding bound by epoch on {table.task}, relative to a random order"))
     parts.append(_settings(table.lines))
     return parts
 
@@ -84,7 +89,7 @@ def _main_table(table: Summary) -> str:
         seeds = f"{row.seeds}" + (f", {row.diverged} diverged" if row.diverged else "")
         cells += [reached(row), metric(table.metric, row), f"{row.seconds_an_epoch:.3g}", ratio, seeds]
         rows.append(cells)
-    return f"<p>{escape(quantity.capitalize())} after each epoch:</p>" + _table(head, rows)
+    return f"<p>{escape(quantity.capitalize())} after each epoch:</p>" + as_table(head, rows)
 
 
 def bound_curves(lines: Sequence[Line]) -> dict[str, np.ndarray]:
@@ -124,15 +129,17 @@ def _settings(lines: Sequence[Line]) -> str:
     facts = ("parameters", "examples", "test_examples", "least_objective")
     rows += [[fact.replace("_", " "), escape(str(first[0].start.get(fact)))] for fact in facts]
     rows += [[escape(k), escape(str(v))] for k, v in first[0].start["versions"].items()]
-    return "<details><summary>Settings and versions</summary>" + _table(["", ""], rows) + "</details>"
+    return "<details><summary>Settings and versions</summary>" + as_table(["", ""], rows) + "</details>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """HTML; the cells are HTML, too."""
     top = "".join(f"<th>{cell}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _image(picture: io.BytesIO, alt: str) -> str:
+def as_image(picture: io.BytesIO, alt: str) -> str:
+    """A PNG inside the page."""
     data = base64.b64encode(picture.getvalue()).decode()
     return f'<p><img alt="{escape(alt)}" src="data:image/png;base64,{data}"></p>'
