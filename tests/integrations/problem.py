@@ -20,7 +20,11 @@ import heeler
 from tests.distributed.ranks import run_ranks
 
 EXAMPLES, BATCH, EPOCHS, SEED = 46, 4, 3, 11
-OPTIONS: dict[str, Any] = {"dim": 16, "seed": SEED}  # fewer than the parameters: projections, drawn by their names
+OPTIONS: dict[str, Any] = {
+    "order": "herd",
+    "dim": 16,
+    "seed": SEED,
+}  # fewer than the parameters: projections, drawn by their names
 Batches = list[list[int]]
 
 

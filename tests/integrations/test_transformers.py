@@ -35,7 +35,7 @@ def trainer(folder: Path, **arguments: Any) -> tuple[Trainer, Net, HeelerCallbac
     made = Trainer(
         net, training_arguments(folder, **arguments), train_dataset=data, eval_dataset=data, optimizers=(sgd(net), None)
     )
-    return made, net, heeler.integrations.transformers.use(made, dim=OPTIONS["dim"])
+    return made, net, heeler.integrations.transformers.use(made, order=OPTIONS["order"], dim=OPTIONS["dim"])
 
 
 def training_arguments(folder: Path, **arguments: Any) -> TrainingArguments:
@@ -95,7 +95,9 @@ def _orders_and_resumes(folder: Path, saved: tuple[int, ...], accumulation: int,
 
 def bf16_and_logs(folder: Path) -> None:
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "board")
-    made, net, callback = trainer(folder, bf16=True, report_to="tensorboard", eval_strategy="epoch")
+    made, net, callback = trainer(
+        folder, bf16=True, report_to="tensorboard", logging_strategy="epoch", eval_strategy="epoch"
+    )
     hooks = [len(module._forward_hooks) for module in net.modules()]
     made.train()
     assert callback.handle is not None
@@ -105,6 +107,7 @@ def bf16_and_logs(folder: Path) -> None:
     assert [entry["heeler/epoch"] for entry in logged] == [0, 1, 2]
     assert logged[-1]["heeler/herding_bound"] < logged[-1]["heeler/herding_bound_random"]
     assert logged[-1]["heeler/examples_with_sketch"] == 1.0
+    assert len([entry for entry in made.state.log_history if "loss" in entry]) == EPOCHS
     board = EventAccumulator(str(folder / "board")).Reload()
     assert len(board.Scalars("train/heeler/herding_bound")) == EPOCHS - 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, RandomSampler
@@ -28,13 +28,13 @@ class Order(TorchSampler[int]):
         return len(self.sampler)
 
 
-def put_into(loader: Any, order: Callable[[Sampler], Order] = Order, **sampler_options: Any) -> Sampler:
+def put_into(loader: Any, view: type[Order] = Order, /, **sampler_options: Any) -> Sampler:
     """Make a sampler for what `loader` shuffles, and have the loader draw from it from now on."""
     batches = batches_of(loader)
     _refuse_what_is_not_shuffled(batches, loader.dataset)
     sampler_options.setdefault("drop_last", batches.drop_last)
     sampler = Sampler(loader.dataset, batch_size=batches.batch_size, **sampler_options)
-    batches.sampler = order(sampler)
+    batches.sampler = view(sampler)
     return sampler
 
 
