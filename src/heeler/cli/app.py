@@ -4,6 +4,7 @@ import typer
 
 from heeler.cli.coordination import coordination
 from heeler.cli.demo import demo
+from heeler.cli.diversity import diversity
 from heeler.cli.doctor import doctor
 from heeler.cli.epoch import epoch
 from heeler.cli.herding import herding
@@ -19,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, doctor, train, sweep, report, herding):
+for command in (demo, doctor, train, sweep, report, herding, diversity):
     app.command()(command)
 
 bench = typer.Typer(help="Measure Heeler on this machine: medians, with the spread.", no_args_is_help=True)

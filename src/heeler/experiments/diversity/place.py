@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from heeler.diversity import add_langevin_noise, quantize
-from heeler.experiments.diversity.point import Change, example_gradients, measure
+from heeler.experiments.diversity.point import example_gradients, measure
 from heeler.experiments.setup import Run
 from heeler.experiments.tasks import Examples, Task
 from heeler.experiments.training import OneProcess
@@ -52,24 +52,28 @@ class DiversityPlace(OneProcess):
         assert self._sampler is not None
         order = torch.from_numpy(self._sampler.indices.copy()).to(examples.train[0].device)
         walked = tuple(t[order] for t in examples.train)
-        gradients = example_gradients(self._called, task, walked, run.step)
-        return {"diversity": measure(gradients, run.step, change(run, walked[0].device))}
+        handle = self._sampler.collector
+        with handle.paused() if handle is not None else nullcontext():
+            gradients = example_gradients(self._called, task, walked, run.step)
+            return {"diversity": measure(gradients, run.step, Changed(run, model))}
 
 
-def change(run: Run, device: torch.device) -> Change | None:
-    """What the mechanism does to a table of gradients."""
-    generator = torch.Generator(device).manual_seed(run.seed)
-    mechanism = run.options.get("mechanism")
-    if mechanism == "quantize":
-        return partial(quantize, generator=generator)
-    if mechanism == "langevin":
-        return partial(_with_noise, sigma=run.options["sigma"], generator=generator)
-    return None
+class Changed:
+    """What a step uses in place of the examples' gradients, (b, d): the mechanism's, and weight decay added."""
 
+    def __init__(self, run: Run, model: nn.Module) -> None:
+        parameters = torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
+        self._decay = run.weight_decay * parameters
+        self._mechanism, self._sigma = run.options.get("mechanism"), run.options.get("sigma", 0.0)
+        self._generator = torch.Generator(parameters.device).manual_seed(run.seed)
 
-def _with_noise(gradients: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(gradients.shape, generator=generator, device=gradients.device)
-    return gradients + sigma * noise
+    def __call__(self, gradients: Tensor) -> Tensor:
+        if self._mechanism == "quantize":
+            gradients = quantize(gradients, generator=self._generator)
+        elif self._mechanism == "langevin":
+            noise = torch.randn(gradients.shape, generator=self._generator, device=gradients.device)
+            gradients = gradients + self._sigma * noise
+        return gradients + self._decay
 
 
 def quantize_each_example(model: nn.Module, optimizer: Optimizer, seed: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from heeler.experiments.diversity.point import path_bound
-from heeler.experiments.diversity.search import crossing
+from heeler.experiments.diversity.search import crossing, final_loss
 from heeler.experiments.records import Result
 from heeler.experiments.summary import Line, curve_quantity
 
@@ -81,9 +82,10 @@ class Saturation:
 
 def saturations(results: Iterable[Result]) -> list[Saturation]:
     """One of every task and variant among the runs, in their order."""
-    groups: dict[tuple[str, str], list[Result]] = {}
+    groups: dict[str, list[Result]] = {}
     for result in results:
-        groups.setdefault((result.run.task, result.run.name), []).append(result)
+        options = {**result.run.options, "measure": False}
+        groups.setdefault(json.dumps([result.run.task, result.run.name, options], sort_keys=True), []).append(result)
     return [_saturation(found) for found in groups.values()]
 
 
@@ -96,7 +98,7 @@ def _saturation(results: Sequence[Result]) -> Saturation:
             trials.setdefault(result.run.batch_size, {}).setdefault(result.run.lr, []).append(result)
     smallest = min(trials)
     curves = {b: {lr: Line("", found).mean(quantity) for lr, found in rates.items()} for b, rates in trials.items()}
-    target = min(float(curve[-1]) for curve in curves[smallest].values())
+    target = min(final_loss(curve) for curve in curves[smallest].values())
     points = []
     for batch in sorted(trials):
         reached = {lr: crossing(curve, target) for lr, curve in curves[batch].items()}
@@ -108,7 +110,7 @@ def _saturation(results: Sequence[Result]) -> Saturation:
         variant=first.run.name,
         examples=first.start["examples"],
         seeds=len({r.run.seed for r in results}),
-        epochs=next(r.run.epochs for r in results if r.run.batch_size == smallest),
+        epochs=first.run.options["reference_epochs"],
         target=target,
         points=[p for p in points if math.isfinite(p.epochs)],
     )

@@ -42,18 +42,41 @@ class Trial:
         return self.epochs, self.loss
 
 
+def levels(curve: Floats) -> tuple[Floats, Floats]:
+    """Epochs and losses of the curve that never rises and is nearest to a loss curve, by its logarithm: (m,) each.
+
+    At a constant rate a loss jumps from epoch to epoch, and would meet any target early by luck. (This is isotonic
+    regression: neighbours that rise are pooled; a pool stands at the middle of its epochs.) Of a run that diverged only
+    the end is left, at infinity.
+    """
+    if not np.isfinite(curve).all():
+        return np.array([float(len(curve) - 1)]), np.array([np.inf])
+    pools: list[tuple[float, float, int]] = []  # sums of logarithms and of epochs, and how many
+    for epoch, value in enumerate(np.log(np.maximum(curve, 1e-300))):
+        pool = (float(value), float(epoch), 1)
+        while pools and pools[-1][0] / pools[-1][2] <= pool[0] / pool[2]:
+            before = pools.pop()
+            pool = (before[0] + pool[0], before[1] + pool[1], before[2] + pool[2])
+        pools.append(pool)
+    logs, epochs, counts = (np.array(column, float) for column in zip(*pools, strict=True))
+    return epochs / counts, np.exp(logs / counts)
+
+
 def crossing(curve: Floats, target: float) -> float:
-    """The epoch, with its fraction, at which a loss curve first meets the target; between epochs it is taken to fall
-    exponentially. inf if it does not."""
-    reached = np.flatnonzero(curve <= target)
-    if not reached.size or reached[0] == 0:
-        return 0.0 if reached.size else math.inf
-    after = int(reached[0])
-    high, low = float(curve[after - 1]), float(curve[after])
-    if low == high or not math.isfinite(high):
-        return float(after)
-    falls = (high, target, low) if low <= 0 else tuple(map(math.log, (high, target, low)))
-    return after - 1 + (falls[0] - falls[1]) / (falls[0] - falls[2])
+    """The epoch, with its fraction, at which a loss curve's `levels` meet the target; inf if they do not.
+
+    Between levels the loss is taken to fall exponentially.
+    """
+    epochs, losses = levels(curve)
+    if losses[-1] > target * (1 + 1e-12):
+        return math.inf
+    logs = np.log(losses)
+    return float(np.interp(-math.log(target), -logs, epochs))
+
+
+def final_loss(curve: Floats) -> float:
+    """The last of its `levels`."""
+    return float(levels(curve)[1][-1])
 
 
 def search(attempt: Callable[[float], Trial], guess: float) -> Trial:
@@ -96,7 +119,7 @@ class Sweep:
         """Runs for every batch size, until one does not reach the target any more."""
         smallest, *others = sorted(self.batch_sizes)
         guess = self._first_guess(smallest)
-        best = search(lambda lr: self._attempt(smallest, lr, self.epochs, -math.inf), guess)
+        best = search(lambda lr: self._attempt(smallest, lr, self.epochs, 0.0), guess)
         target = best.loss
         # The rate that ends lowest need not be the one that gets there first.
         best = search(lambda lr: self._attempt(smallest, lr, self.epochs, target), best.lr)
@@ -118,7 +141,7 @@ class Sweep:
             nonlocal limit
             trial = self._attempt(batch, lr, limit, target)
             if math.isfinite(trial.epochs):  # whoever needs longer than the best so far need not be waited for
-                limit = min(limit, max(math.ceil(trial.epochs), 2))
+                limit = min(limit, math.ceil(trial.epochs) + 2)
             return trial
 
         return search(attempt, guess)
@@ -126,7 +149,7 @@ class Sweep:
     def _attempt(self, batch: int, lr: float, epochs: int, target: float) -> Trial:
         results = [self._run(self.run(batch, lr, epochs, seed)) for seed in range(self.seeds)]
         curve = Line(self.variant.name, results).mean(curve_quantity(self.task))
-        return Trial(lr, crossing(curve, target), float(curve[-1]))
+        return Trial(lr, crossing(curve, target) if target > 0 else math.inf, final_loss(curve))
 
     def _measured(self, batch: int, lr: float, epochs: int) -> None:
         """The first seed once more, with the diversity of every epoch: apart, for measuring takes time."""
@@ -146,8 +169,8 @@ class Sweep:
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        """Options of all runs."""
-        options = {**self.options, "examples": self._examples()}
+        """Options of all runs: what tells this sweep's runs from those of another in the same folder."""
+        options = {**self.options, "examples": self._examples(), "reference_epochs": self.epochs}
         return {**options, "sigma": self._sigma(options)} if self.variant.mechanism == "langevin" else options
 
     def _examples(self) -> int:
