@@ -59,6 +59,8 @@ def test_commands_exist(page, command):
         parse(words[1:])
     elif words[0].startswith("python"):
         check_python(words[1:])
+    elif words[0] == "torchrun":
+        assert any((ROOT / word).is_file() for word in words if word.endswith(".py"))
     elif words[0] == "make":
         targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         assert {word for word in words[1:] if "=" not in word} <= targets

@@ -150,7 +150,7 @@ def explain(
                 )
             )
     found = Explanation(
-        model=type(getattr(model, "_orig_mod", model)).__name__,
+        model=_name(model),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         examples=examples,
         batch_size=batch_size,
@@ -202,6 +202,11 @@ def _estimate(model: nn.Module, sketcher: Sketcher) -> float | None:
     compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
     device = next(iter(sketcher._survey.parameters.values())).device
     return prices(sketcher._survey.sites, sketcher.dim, device, compiled).ratio(sketcher._sites)
+
+
+def _name(model: nn.Module) -> str:
+    inner: Any = getattr(model, "_orig_mod", model)
+    return type(inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner).__name__
 
 
 def _length(dataset: Any) -> int:

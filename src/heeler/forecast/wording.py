@@ -35,7 +35,7 @@ def describe(found: Explanation) -> str:
     if found.findings:
         parts.append("")
     for finding in found.findings:
-        parts += _part(finding.level, [f"{finding.what}.", f"→ {finding.do}."])
+        parts += _part(finding.level, [finding.what.rstrip(".") + ".", "→ " + finding.do.rstrip(".") + "."])
     return "\n".join([*parts, "", *_part("unseen", [UNSEEN])])
 
 
@@ -103,7 +103,7 @@ def _pays(found: Explanation) -> list[str]:
         if found.epochs is not None and found.epochs >= least:
             most = most_epochs(found.epochs, ratio)
             lines.append(
-                f"{found.epochs} epochs pay if it takes {most} or fewer to the loss that a random order has then"
+                f"{found.epochs} epochs pay if Heeler needs {most} or fewer to the loss that random orders end at"
             )
     return [*lines, MEASURED]
 
