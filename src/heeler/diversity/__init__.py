@@ -3,9 +3,10 @@
     bound = batch_size_bound(table.rows, rows=table.seen, sketch=layouts_of(sketcher))
     print(sentence(bound, batch_size=64))
 
-`estimators`: from a table of vectors; `epoch`: from a run's own table, once an epoch; `norms`: from the gradient norms
-of two batch sizes; `streaming`: while training goes, also across workers; `sketching`: what a sketch does to these
-numbers, and how to make it better; `mechanisms`: Langevin noise and quantized gradients, which raise diversity.
+`estimators`: from a table of vectors; `epoch`: from a run's own table, once an epoch; `weights`: at the weights a model
+has right now; `norms`: from the gradient norms of two batch sizes; `streaming`: while training goes, also across
+workers; `sketching`: what a sketch does to these numbers, and how to make it better; `mechanisms`: Langevin noise and
+quantized gradients, which raise diversity.
 """
 
 from heeler.diversity.epoch import EpochDiversity
@@ -23,6 +24,7 @@ from heeler.diversity.mechanisms import add_langevin_noise, quantize, quantize_g
 from heeler.diversity.norms import bound_from_norms
 from heeler.diversity.sketching import SumSketch, calibrate, layouts_of, pick_for_calibration
 from heeler.diversity.streaming import StreamingDiversity
+from heeler.diversity.weights import measure
 
 __all__ = [
     "Diversity",
@@ -39,6 +41,7 @@ __all__ = [
     "diversity_of",
     "gradient_diversity",
     "layouts_of",
+    "measure",
     "noise_scale",
     "pick_for_calibration",
     "quantize",
