@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import heeler
-from tests.distributed.ranks import run_ranks
 
 EXAMPLES, BATCH, EPOCHS, SEED = 46, 4, 3, 11
 OPTIONS: dict[str, Any] = {
@@ -88,23 +83,6 @@ def plain_loop(accumulation: int = 1, *, uneven: bool = False) -> Net:
                 optimizer.step()
                 optimizer.zero_grad()
     return net
-
-
-def in_world(ranks: int, task: Callable[..., Any], *args: Any) -> list[Any]:
-    """`task(*args)` on every rank of a world of its own, as torchrun would start it."""
-    return run_ranks(ranks, _as_torchrun_would, ranks, task, args, timeout=100.0)
-
-
-def _as_torchrun_would(rank: int, ranks: int, task: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    warnings.simplefilter("ignore")  # frameworks warn of their own doings, such as a loader without workers
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # loaders have children
-    if ranks == 1:
-        dist.destroy_process_group()
-        return task(*args)
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    os.environ |= {name: str(value) for name, value in names.items()}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "test"}
-    return task(*args)
 
 
 def by_epoch(hands: list[Batches]) -> list[list[int]]:

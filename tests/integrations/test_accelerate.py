@@ -12,7 +12,8 @@ from accelerate.utils import DataLoaderConfiguration
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import heeler.integrations.accelerate
-from tests.integrations.problem import EPOCHS, EXAMPLES, OPTIONS, Net, check_orders, in_world, loader, plain_loop, sgd
+from tests.integrations.problem import EPOCHS, EXAMPLES, OPTIONS, Net, check_orders, loader, plain_loop, sgd
+from tests.integrations.worlds import in_world
 
 
 class Loop:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 import heeler.integrations.lightning
 from heeler.integrations.lightning import HeelerCallback
-from tests.integrations.problem import EPOCHS, EXAMPLES, OPTIONS, Net, check_orders, in_world, loader, plain_loop, sgd
+from tests.integrations.problem import EPOCHS, EXAMPLES, OPTIONS, Net, check_orders, loader, plain_loop, sgd
+from tests.integrations.worlds import in_world
 
 Outcome = dict[str, Any]
 

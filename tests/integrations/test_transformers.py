@@ -23,10 +23,10 @@ from tests.integrations.problem import (
     Net,
     Points,
     check_orders,
-    in_world,
     plain_loop,
     sgd,
 )
+from tests.integrations.worlds import in_world
 
 
 def trainer(folder: Path, **arguments: Any) -> tuple[Trainer, Net, HeelerCallback]:
