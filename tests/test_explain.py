@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 import heeler
 from heeler.bench.overhead import GPT, LeNet
-from heeler.forecast import costs
+from heeler.forecast import Timing, checks, costs
 from heeler.herding import rule_names
 from tests.distributed.ranks import problem, run_ranks, set_up, walk
 
@@ -74,6 +74,11 @@ def test_a_measured_step_is_told_as_such():
     assert found.ratio == pytest.approx(found.timing.ratio + waits)
     assert "measured here" in str(found)
     assert "an estimate" in str(heeler.explain(LeNet(), 1000, 32))
+
+
+def test_an_unsteady_measurement_is_told_as_such():
+    assert list(checks.of_timing(Timing(10.0, 11.0, 1.1, 1.05, 1.15))) == []
+    assert [finding.level for finding in checks.of_timing(Timing(10.0, 11.0, 1.1, 0.8, 1.5))] == ["note"]
 
 
 def test_more_layers_cost_more():

@@ -12,10 +12,13 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.forecast.costs import Needs, least_epochs, steps_an_epoch
+from heeler.forecast.timing import Timing
 from heeler.sketch import Coverage
 
 DEAR = 1.3
 """An epoch so many times as long is worth a word."""
+UNSTEADY = 1.3
+"""Quartiles of a measured ratio so far apart say little."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,16 @@ def of_cost(needs: Needs, ratio: float | None, epochs: int | None) -> Iterator[F
             "limits",
             f"{epochs} epochs are too few to win back the time: the first one is random",
             f"it can pay from {least_epochs(ratio)} epochs on",
+        )
+
+
+def of_timing(timing: Timing) -> Iterator[Finding]:
+    """A measurement that says little."""
+    if timing.high > UNSTEADY * timing.low:
+        yield Finding(
+            "note",
+            f"the measured ratio went from {timing.low:.2f} to {timing.high:.2f}: something else is running here",
+            "measure again on an idle machine",
         )
 
 

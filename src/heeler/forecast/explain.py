@@ -175,6 +175,8 @@ def explain(
         findings += checks.of_trainer(trainer)
     if coverage is not None:
         findings += checks.of_coverage(coverage)
+    if measured is not None:
+        findings += checks.of_timing(measured)
     findings += checks.of_cost(needs, found.ratio, epochs)
     findings.sort(key=lambda finding: ("stops", "limits", "note").index(finding.level))
     return found
