@@ -24,21 +24,22 @@ BatchDim = int | Callable[[tuple[Any, ...], dict[str, Any]], int]
 class Sketcher:
     """Sketches of every example's gradient, out of an ordinary `loss.backward()`.
 
-    model: any module; attach before its first compiled call.
-    dim: K, the numbers of a sketch; a square (256 = 16 × 16) is best.
-    whole: where the covered parameters are no more than this (`dim` by default), the sketch is the exact gradient, and
-        `sketcher.dim` their number.
-    seed: of the projections, which depend on it and on the parameters' names alone.
-    layers: None for the default choice, "all", a budget such as "2%" of the step's time, or a predicate
-        `(name, module) -> bool`.
-    exact: keep every coordinate: the covered parameters' gradients side by side, in the model's order.
-    batch_dim: the batch's dimension in the model's first tensor argument and in its activations; or, where no argument
-        tells, a function `(args, kwargs) -> batch size` (activations then have the batch in front).
-    scaler: the GradScaler in use, whose factor the sketches shall not carry.
-    reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
-
     Every forward of the model in training mode with gradients enabled opens a pass; a backward finishes it. Two
     backwards through one forward add up as long as the pass has not been popped; what comes later is forgotten.
+
+    Args:
+        model: any module; attach before its first compiled call.
+        dim: K, the numbers of a sketch; a square (256 = 16 × 16) is best.
+        whole: where the covered parameters are no more than this (`dim` by default), the sketch is the exact gradient,
+            and `sketcher.dim` their number.
+        seed: of the projections, which depend on it and on the parameters' names alone.
+        layers: None for the default choice, "all", a budget such as "2%" of the step's time, or a predicate
+            `(name, module) -> bool`.
+        exact: keep every coordinate: the covered parameters' gradients side by side, in the model's order.
+        batch_dim: the batch's dimension in the model's first tensor argument and in its activations; or, where no
+            argument tells, a function `(args, kwargs) -> batch size` (activations then have the batch in front).
+        scaler: the GradScaler in use, whose factor the sketches shall not carry.
+        reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
     """
 
     def __init__(
