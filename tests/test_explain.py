@@ -225,3 +225,13 @@ def test_bytes_on_the_network_are_those_of_real_ranks(order):
     said = heeler.explain(problem(examples)[1], examples, 4, workers=3, order=order).needs
     assert others == [pytest.approx(said.worker_bytes, rel=0.02)] * 2
     assert host == pytest.approx(said.host_bytes, rel=0.02)
+
+
+def test_an_accelerator_is_looked_over():
+    accelerate = pytest.importorskip("accelerate")
+    split = accelerate.utils.DataLoaderConfiguration(split_batches=True)
+    found = heeler.explain(LeNet(), 100, 10, trainer=accelerate.Accelerator(cpu=True, dataloader_config=split))
+    assert said(found, "stops", "split_batches")
+    plain = heeler.explain(LeNet(), 100, 10, trainer=accelerate.Accelerator(cpu=True))
+    assert plain.works
+    assert said(plain, "note", "accelerate replaces or deals out samplers")
