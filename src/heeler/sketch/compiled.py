@@ -24,19 +24,22 @@ _ADVICE = (
 )
 
 
-_REGISTRY: weakref.WeakValueDictionary[int, Sketcher] = weakref.WeakValueDictionary()
+_REGISTRY: weakref.WeakValueDictionary[str, Sketcher] = weakref.WeakValueDictionary()
 _KEYS = itertools.count()
 
 
-def enrol(sketcher: Sketcher) -> int:
-    """A number for the sketcher: the compiler calls functions while tracing with plain constants alone."""
-    key = next(_KEYS)
+def enrol(sketcher: Sketcher) -> str:
+    """A name for the sketcher: the compiler calls functions while tracing with plain constants alone.
+
+    A string: the compiler would turn a number that differs between two sketchers into a symbol, no longer a constant.
+    """
+    key = str(next(_KEYS))
     _REGISTRY[key] = sketcher
     return key
 
 
 @torch._dynamo.assume_constant_result
-def prepare(key: int, capacity: int, kind: str, index: int) -> int:
+def prepare(key: str, capacity: int, kind: str, index: int) -> int:
     """Runs as plain Python while the forward is traced: the leaves must exist before the graph that uses them."""
     sketcher = _REGISTRY[key]
     device = torch.device(kind) if index < 0 else torch.device(kind, index)
@@ -47,7 +50,17 @@ def prepare(key: int, capacity: int, kind: str, index: int) -> int:
 
 
 @torch._dynamo.assume_constant_result
-def warn_of_lost_batch(key: int) -> int:
+def lend_leaf(key: str) -> int:
+    """Runs likewise: the current pass has a leaf, and where it is an eager one, every eager pass from now on."""
+    log = _REGISTRY[key]._log
+    if log.current is not None and log.current.leaf is None:
+        log.needs_leaves = True
+        log.add_leaf(log.current)
+    return 0
+
+
+@torch._dynamo.assume_constant_result
+def warn_of_lost_batch(key: str) -> int:
     _REGISTRY[key]._warn_of_lost_batch()
     return 0
 

@@ -1,13 +1,14 @@
 """Passes: one for each forward of the model, finished by the backward that puts a gradient into it.
 
-Every pass has a leaf, a (B, K) tensor that requires gradients and whose values nobody reads; the taps of the forward
-hang on it, and its gradient is the sketch. The autograd graph keeps the leaf alive and the leaf's hook keeps the
-`Pass`; the log itself holds only the newest. So a forward whose graph dies without a backward takes its pass with it.
+In eager mode the listeners of a forward (see `hooks`) hold its `Pass`, and add up the sketch in place while backward
+runs; as it ends the pass is finished. The log itself holds only the newest pass, so a forward whose graph dies without
+a backward takes its pass with it.
 
-Eager forwards make their leaf as they start. Inside `torch.compile` no leaf can be made and no callback can run, so
-leaves lie ready ("armed") in slots, the traced code takes slot 0, 1, ... and writes the batch size into it, and the
-first gradient that arrives begins the passes and frees the slots. Slots are as long as the largest batch seen, rounded
-up. A second backward through a compiled forward must come before the next forward; else it counts for that one.
+Taps need a leaf, a (B, K) tensor that requires gradients and whose values nobody reads: they hang on it, and its
+gradient is their sketch. Inside `torch.compile` no leaf can be made and no callback can run, so leaves lie ready
+("armed") in slots, the traced code takes slot 0, 1, ... and writes the batch size into it, and the first gradient that
+arrives begins the passes and frees the slots. Slots are as long as the largest batch seen, rounded up. A second
+backward through a compiled forward must come before the next forward; else it counts for that one.
 """
 
 from __future__ import annotations
@@ -15,51 +16,62 @@ from __future__ import annotations
 import weakref
 from bisect import insort
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from heeler.sketch.rules.base import Examples
+from heeler.sketch.examples import Examples, Sums, current_stream
 
 SLOTS = 4
 """Forwards of a compiled model before one backward that are kept apart; each depth is compiled once."""
+
+_at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 
 
 class Pass:
     """What is known of one forward. Must not refer to its leaf: the leaf's hook refers to the pass."""
 
-    def __init__(self, order: int) -> None:
-        self.order = order
-        self.batch = 0
+    def __init__(self, order: int, examples: Examples) -> None:
+        self.order, self.examples = order, examples
         self.sketch: Tensor | None = None
         self.popped = False
-        self.examples: Examples | None = None
+        self.task = -1
+        """The backward (autograd's number) that its listeners heard last."""
+        self.counts = False
+        """Whether what they heard belongs to the sketch."""
 
 
 class Slot:
     """A pass together with its leaf."""
 
-    def __init__(self, leaf: Tensor, owner: Pass) -> None:
+    def __init__(self, leaf: Tensor | None, owner: Pass) -> None:
         self.leaf, self.owner = leaf, owner
         self.batch = 0
         """Examples of the compiled forward that took this slot last."""
         self.taken = False
         """A compiled forward took this slot, and its first gradient has not arrived."""
-        self.examples: Examples | None = None
+        self.examples = owner.examples
         self.replayed = False
         """A checkpoint will run parts of this forward again in backward."""
         self.autocast: str | None = None
         """The device type for which autocast was on as the forward began."""
+        self.stream: int | None = None
+        """The GPU's stream at that time."""
 
 
 class PassLog:
-    """Opens passes, collects their gradients, hands them out in forward order."""
+    """Opens passes, collects their gradients, hands them out in forward order.
+
+    mean: the loss is a mean over the batch, so that a sketch is multiplied by its size. unscale: takes a scaler's
+    factor out.
+    """
 
     def __init__(
-        self, dim: int, device: torch.device, batch_dim: int, rescale: Callable[[Tensor, int], Tensor]
+        self, dim: int, device: torch.device, batch_dim: int, mean: bool, unscale: Callable[[Tensor], Tensor]
     ) -> None:
-        self.dim, self.device, self.batch_dim, self.rescale = dim, device, batch_dim, rescale
-        self._blank = torch.zeros((), device=device)
+        self.dim, self.device, self.batch_dim = dim, device, batch_dim
+        self.mean, self.unscale = mean, unscale
         self.on_forward: Callable[[], None] | None = None
         self.on_backward: Callable[[], None] | None = None
         self.enabled = True
@@ -68,6 +80,8 @@ class PassLog:
         """The newest forward's batch could not be told, so it has no pass."""
         self.running = False
         """A root forward is under way."""
+        self.needs_leaves = False
+        """There is compiled code inside the eager forward: it finds its leaf when it runs."""
         self.slots: list[Slot] = []
         self.capacity = "0"
         """Rows of the slots' leaves; a string, since torch.compile would turn a number that changes into a symbol."""
@@ -76,18 +90,40 @@ class PassLog:
         self._finished: list[Pass] = []
         self._count = 0
 
+    # Eager passes
+
     def open(self, batch: int, device: torch.device) -> None:
         """Start an eager pass of `batch` examples."""
         if self.on_forward is not None:
             self.on_forward()
-        slot = self._slot(batch, device)
-        slot.examples = slot.owner.examples = Examples(batch, self.batch_dim)
-        if device.type == "cuda":
-            slot.examples.stream = torch._C._cuda_getCurrentRawStream(device.index)
+        slot = Slot(None, self._pass(Examples(batch, self.batch_dim)))
+        slot.stream = current_stream(device)
         if torch.is_autocast_enabled(device.type):
             slot.autocast = device.type
+        if self.needs_leaves:
+            self.add_leaf(slot)
         self.current = slot
         self.running = True
+
+    def begin(self, owner: Pass, task: int, below: tuple[Any, ...], device: torch.device) -> bool:
+        """The first listener of a pass hears a gradient: whether this backward counts."""
+        owner.task, owner.counts = task, not owner.popped and goes_into_grad(below)
+        if owner.counts:
+            batch = owner.examples.batch
+            sums = Sums(batch, self.dim, batch if self.mean else 1, device, current_stream(device))
+            owner.examples.sums = sums  # a new one: a backward that did not come to its end may have left some
+            _at_end_of_backward(lambda: self._file(owner, sums.take()))
+        return owner.counts
+
+    def add_leaf(self, slot: Slot) -> Tensor:
+        """Give the taps of an eager pass their leaf."""
+        leaf = torch.zeros((), device=self.device).expand(slot.examples.batch, self.dim)  # one number: nobody reads it
+        leaf.requires_grad_()
+        leaf.register_post_accumulate_grad_hook(_Collector(weakref.ref(self), slot.owner))
+        slot.leaf = leaf
+        return leaf
+
+    # Compiled passes
 
     def open_traced(self, batch: int) -> None:
         """Start a pass inside a compiled forward: only operations that `torch.compile` can trace."""
@@ -108,7 +144,7 @@ class PassLog:
             torch._dynamo.mark_static_address(leaf)  # nor need CUDA graphs copy them
             leaf.requires_grad_()
             leaf.register_post_accumulate_grad_hook(_SlotCollector(weakref.ref(self), i))
-            self.slots.append(Slot(leaf, Pass(-1)))
+            self.slots.append(Slot(leaf, Pass(-1, Examples(0, self.batch_dim))))
         self.depth = 0
 
     def collect_slot(self, index: int, leaf: Tensor) -> None:
@@ -121,17 +157,22 @@ class PassLog:
             for slot in self.slots:
                 if slot.taken:
                     slot.taken = False
-                    slot.owner = self._pass(slot.batch)
+                    slot.owner = self._pass(Examples(slot.batch, self.batch_dim))
             for _ in range(taken):
                 if self.on_forward is not None:
                     self.on_forward()
         self.collect(self.slots[index].owner, leaf)
 
-    def _pass(self, batch: int) -> Pass:
-        owner = Pass(self._count)
-        owner.batch = batch
-        self._count += 1
-        return owner
+    # Both
+
+    def collect(self, owner: Pass, leaf: Tensor) -> None:
+        """Take the gradient that a backward has just left in `leaf`."""
+        grad, leaf.grad = leaf.grad, None
+        if grad is None or owner.popped:
+            return
+        if grad.shape[0] != owner.examples.batch:
+            grad = grad[: owner.examples.batch]
+        self._file(owner, grad)
 
     def pop(self) -> list[Tensor]:
         """The finished passes' sketches, (B_i, K) each, oldest forward first."""
@@ -143,26 +184,12 @@ class PassLog:
             done.sketch, done.popped = None, True
         return sketches
 
-    def _slot(self, rows: int, device: torch.device) -> Slot:
-        if self._blank.device != device:
-            self._blank = torch.zeros((), device=device)
-        leaf = self._blank.expand(rows, self.dim)  # nobody reads the values: one number, expanded
-        leaf.requires_grad_()
-        owner = self._pass(rows)
-        leaf.register_post_accumulate_grad_hook(_Collector(weakref.ref(self), owner))
-        return Slot(leaf, owner)
+    def _pass(self, examples: Examples) -> Pass:
+        self._count += 1
+        return Pass(self._count, examples)
 
-    def collect(self, owner: Pass, leaf: Tensor) -> None:
-        """Take the gradient that a backward has just left in `leaf`."""
-        grad, leaf.grad = leaf.grad, None
-        parts = None
-        if owner.examples is not None:
-            parts, owner.examples.parts = owner.examples.parts, None
-        if grad is None or owner.popped:
-            return
-        if grad.shape[0] != owner.batch:
-            grad = grad[: owner.batch]
-        sketch = self.rescale(grad if parts is None else grad + parts.sum(1), owner.batch)
+    def _file(self, owner: Pass, sketch: Tensor) -> None:
+        sketch = self.unscale(sketch)
         if owner.sketch is None:
             owner.sketch = sketch
             if self._finished and self._finished[-1].order > owner.order:
@@ -173,6 +200,22 @@ class PassLog:
             owner.sketch = owner.sketch + sketch
         if self.on_backward is not None:
             self.on_backward()
+
+
+def goes_into_grad(below: tuple[Any, ...]) -> bool:
+    """Whether the backward under way adds to `.grad`, as `loss.backward()` does and `autograd.grad` does not.
+
+    below: the nodes under a layer's, among which its own parameters' are found.
+    """
+    for node, _ in below:
+        while node is not None and len(node.next_functions) == 1:  # a transpose or a cast of the weight
+            node = node.next_functions[0][0]
+        if node is not None and type(node).__name__ == "AccumulateGrad":
+            try:
+                return torch._C._will_engine_execute_node(node)
+            except RuntimeError:  # it will hand its gradient to the caller
+                return False
+    return True
 
 
 class _SlotCollector:

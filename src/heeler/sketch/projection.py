@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from heeler.sketch import fused
 
 if TYPE_CHECKING:
-    from heeler.sketch.rules.base import Examples
+    from heeler.sketch.examples import Examples, Sums
 
 
 def random_signs(seed: int, name: str, rows: int, cols: int) -> Tensor:
@@ -182,22 +182,30 @@ class Matrix:
         if g.ndim == 3 and g.is_cuda:
             signs = self.of_grad.like(g)
             if fused.suits(g, signs) and xp.shape[2] in (16, 32):
-                return self._fused_sketch(examples, g, signs, xp)
-        return self.contract(self.grad(g), xp)
+                return self._fused_sketch(examples.sums, g, signs, xp)
+        return self.deliver(examples, self.grad(g), xp)
 
-    def _fused_sketch(self, examples: Examples, g: Tensor, signs: Tensor, xp: Tensor) -> Tensor | None:
+    def _fused_sketch(self, sums: Sums | None, g: Tensor, signs: Tensor, xp: Tensor) -> Tensor | None:
         first = self.spec.grad_is_rows
         size = signs.shape[1] * xp.shape[2]
-        if size == self.dim and not torch.compiler.is_compiling() and examples.same_stream(g):
-            shape = fused.parts_shape(g.shape[0], g.shape[1], size)
-            if examples.parts is None:
-                examples.parts = fused.contract(g, signs, xp, first)
-                return examples.parts.new_zeros(()).expand(g.shape[0], size)  # so that the leaf's hook is called
-            if examples.parts.shape == shape:
-                fused.contract_into(examples.parts, g, signs, xp, first)
+        if size == self.dim and sums is not None:
+            if sums.parts is None:
+                sums.parts = fused.contract(g, signs, xp, first)
+                return None
+            if sums.parts.shape == fused.parts_shape(g.shape[0], g.shape[1], size):
+                fused.contract_into(sums.parts, g, signs, xp, first)
                 return None
         outer = fused.contract(g, signs, xp, first).sum(1)
         return outer if size == self.dim else place(outer, 0, self.dim)
+
+    def deliver(self, examples: Examples, gp: Tensor, xp: Tensor) -> Tensor | None:
+        """`contract(gp, xp)`; None where it was added to the pass in place."""
+        sums = examples.sums
+        if sums is None or gp.dtype != torch.float32 or xp.dtype != torch.float32:
+            return self.contract(gp, xp)
+        left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
+        add_outer(sums.total, 0, left, right, sums.factor)
+        return None
 
     def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
         """Σ_t over both sides: (B, T, k_grad), (B, T, k_input) → (B, K) float32, laid out rows × columns."""
@@ -238,8 +246,20 @@ class ExactMatrix:
     def grad(self, g: Tensor) -> Tensor:
         return g.flatten(1, 2) if self.spec.groups > 1 else g
 
-    def sketch(self, examples: Examples, g: Tensor, xp: Tensor) -> Tensor:
-        return self.contract(self.grad(g), xp)
+    def sketch(self, examples: Examples, g: Tensor, xp: Tensor) -> Tensor | None:
+        return self.deliver(examples, self.grad(g), xp)
+
+    def deliver(self, examples: Examples, gp: Tensor, xp: Tensor) -> Tensor | None:
+        sums = examples.sums
+        if sums is None or self.spec.groups > 1 or gp.dtype != torch.float32 or xp.dtype != torch.float32:
+            return self.contract(gp, xp)
+        left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
+        if self.weight_at is not None:
+            add_outer(sums.total, self.weight_at, left, right, sums.factor)
+        if self.bias_at is not None:
+            bias = gp if gp.ndim == 2 else gp.sum(1)
+            sums.total.narrow(1, self.bias_at, bias.shape[1]).add_(bias, alpha=sums.factor)
+        return None
 
     def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
         groups = self.spec.groups
@@ -300,6 +320,18 @@ def _as_autocast(a: Tensor) -> Tensor:
     if torch.compiler.is_compiling() and a.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
         return a.to(torch.get_autocast_dtype("cuda"))
     return a
+
+
+def add_outer(total: Tensor, at: int, left: Tensor, right: Tensor, factor: int) -> None:
+    """total (B, K) += factor · Σ_t left_t right_tᵀ, flattened, from column `at` on. left is (B, T, r) or (B, r)."""
+    rows, cols = left.shape[-1], right.shape[-1]
+    if rows * cols != total.shape[1]:
+        total = total.narrow(1, at, rows * cols)
+    into = total.view(-1, rows, cols)
+    if left.ndim == 2:  # one token: an outer product, for which a GEMM takes ten times as long
+        into.addcmul_(left.unsqueeze(2), right.unsqueeze(1), value=factor)
+    else:
+        into.baddbmm_(left.transpose(1, 2), right, alpha=factor)
 
 
 def place(v: Tensor, at: int, dim: int) -> Tensor:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from heeler.sketch import compiled
-from heeler.sketch.batch import NoBatchDimension, first_tensor
+from heeler.sketch.batch import first_tensor
 from heeler.sketch.coverage import Coverage, Line
+from heeler.sketch.hooks import SiteHook
 from heeler.sketch.passes import PassLog, Slot
-from heeler.sketch.rules.base import Call
 from heeler.sketch.selection import Layers, choose
-from heeler.sketch.sites import Site, clean_name, covered_names, draw, lay_out, survey
-from heeler.sketch.tap import Marker, Tap
+from heeler.sketch.sites import clean_name, covered_names, draw, lay_out, survey
+from heeler.sketch.tap import Marker
 
 BatchDim = int | Callable[[tuple[Any, ...], dict[str, Any]], int]
 
@@ -95,15 +95,16 @@ class Sketcher:
         self._sites = sites
         self._survey = found
         self._root = root
-        self._mean = reduction == "mean"
         self._size_of = batch_dim if callable(batch_dim) else None
         self._batch_dim = 0 if callable(batch_dim) else int(batch_dim)
-        self._log = PassLog(self.dim, device, self._batch_dim, self._rescale)
+        self._log = PassLog(self.dim, device, self._batch_dim, reduction == "mean", self._unscale)
         self._handles = [
             root.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True),
         ]
         for site in sites:
-            self._handles.append(site.module.register_forward_hook(_Hook(self._log, site), with_kwargs=True))
+            self._handles.append(
+                site.module.register_forward_hook(SiteHook(self._log, site, self._key), with_kwargs=True)
+            )
         # After the sites' hooks: where the model is a single layer, root and site are one module.
         self._handles.append(root.register_forward_hook(self._end, always_call=True))
         if root is not model:
@@ -242,93 +243,14 @@ class Sketcher:
             site.move(device)
         self._log.device = device
 
-    def _rescale(self, grad: Tensor, batch: int) -> Tensor:
-        """Free the sketch of the loss's 1/B and of the scaler's factor, without waiting for the device."""
-        factor = float(batch) if self._mean else 1.0
+    def _unscale(self, sketch: Tensor) -> Tensor:
+        """Free the sketch of the scaler's factor, without waiting for the device."""
         if self.scaler is None or not self.scaler.is_enabled():
-            return grad * factor
-        scale = self.scaler.scale(torch.ones((), device=grad.device))
+            return sketch
+        scale = self.scaler.scale(torch.ones((), device=sketch.device))
         # A step with infinities is skipped: one non-finite number makes the whole batch non-finite, so that no row
         # of it is stored.
-        return grad * (factor / scale) + grad.sum() * 0.0
-
-
-class _Hook:
-    """The forward hook of one site. In eager mode it runs for every layer of every step, so it is kept short."""
-
-    def __init__(self, log: PassLog, site: Site) -> None:
-        self.log, self.site = log, site
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        slot = self.log.current
-        if slot is None or self.site.broken or not _is_wanted(self.log, slot):
-            return None
-        single = isinstance(output, Tensor)
-        outputs = (output,) if single else _flat(output)
-        if not outputs or not outputs[0].requires_grad or slot.examples is None:
-            return None
-        examples, site = slot.examples, self.site
-        kept = _keep(site, Call(args, kwargs, output, examples), slot.autocast)
-        if kept is None:
-            return None
-        leaf = slot.leaf if slot.leaf.shape[0] == examples.batch else slot.leaf[: examples.batch]
-        tapped = Tap.apply(site, examples, leaf, len(outputs), *outputs, *kept)
-        return tapped if single else _like(output, iter(tapped if len(outputs) > 1 else (tapped,)))
-
-
-def _keep(site: Site, call: Call, autocast: str | None) -> tuple[Tensor, ...] | None:
-    """The rule's `keep`; None where the call cannot be tapped."""
-    if torch.compiler.is_compiling():
-        try:
-            with torch.no_grad():
-                return site.rule.keep(site, call)
-        except NoBatchDimension as problem:
-            site.problem = str(problem)
-            return None
-    try:
-        if autocast is None:
-            return site.rule.keep(site, call)
-        # The input as it is: autocast would copy all of it once more (compiled, the copy is shared).
-        with torch.autocast(autocast, enabled=False):
-            return site.rule.keep(site, call)
-    except NoBatchDimension as problem:
-        site.problem = str(problem)
-    except Exception as error:
-        site.fail(error)
-    return None
-
-
-def _is_wanted(log: PassLog, slot: Slot) -> bool:
-    """Whether this call belongs to a pass: in the model's forward, or run again by a checkpoint in backward."""
-    if torch.compiler.is_compiling():
-        return log.running and torch.is_grad_enabled()
-    if not log.running:
-        return torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
-    if not torch.is_grad_enabled():
-        slot.replayed = True  # a reentrant checkpoint runs its forward without gradients first
-        return False
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        slot.replayed = True  # a checkpoint of the other kind
-    return True
-
-
-def _flat(output: Any) -> tuple[Tensor, ...]:
-    """The tensors in nested tuples and lists, in order."""
-    if isinstance(output, Tensor):
-        return (output,)
-    if isinstance(output, (tuple, list)):
-        return tuple(t for item in output for t in _flat(item))
-    return ()
-
-
-def _like(output: Any, tensors: Any) -> Any:
-    """`output` with its tensors replaced by the next ones of the iterator."""
-    if isinstance(output, Tensor):
-        return next(tensors)
-    if isinstance(output, (tuple, list)):
-        items = [_like(item, tensors) for item in output]
-        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
-    return output
+        return sketch / scale + sketch.sum() * 0.0
 
 
 def _mark(output: Any, log: PassLog, slot: Slot) -> Any:

@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from heeler.sketch.rules.base import Examples
+    from heeler.sketch.examples import Examples
     from heeler.sketch.sites import Site
 
 
 class Tap(torch.autograd.Function):
-    """`Tap.apply(site, examples, leaf, n, *outputs, *kept)` → the n outputs, unchanged.
+    """`Tap.apply(site, examples, mean, leaf, n, *outputs, *kept)` → the n outputs, unchanged.
 
     Backward hands the outputs' gradients on unchanged, so parameter gradients stay what they were, bit for bit. The
-    gradient of `leaf`, a (B, K) tensor whose values nobody reads, is this call's part of the sketch: autograd adds the
-    parts of all layers up. Only `kept` is saved, and through `save_for_backward`, so that activation checkpointing
-    can drop and recompute it.
+    gradient of `leaf`, a (B, K) tensor whose values nobody reads, is this call's part of the sketch, times B where the
+    loss is a mean: autograd adds the parts of all layers up. Only `kept` is saved, and through `save_for_backward`, so
+    that activation checkpointing can drop and recompute it.
     """
 
     @staticmethod
-    def forward(ctx: Any, site: Site, examples: Examples, leaf: Tensor, n: int, *tensors: Tensor) -> Any:
-        ctx.site, ctx.examples, ctx.arity = site, examples, len(tensors)
+    def forward(ctx: Any, site: Site, examples: Examples, mean: bool, leaf: Tensor, n: int, *tensors: Tensor) -> Any:
+        ctx.site, ctx.examples, ctx.mean, ctx.arity = site, examples, mean, len(tensors)
         ctx.dim = leaf.shape[1]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors[n:])
@@ -46,7 +46,9 @@ class Tap(torch.autograd.Function):
                     site.fail(error)
                     some = next(g for g in grads if g is not None)
                     sketch = torch.full((examples.batch, ctx.dim), torch.nan, device=some.device)
-        return (None, None, sketch, None, *grads, *(None,) * (ctx.arity - len(grads)))
+            if ctx.mean:
+                sketch = sketch * examples.batch
+        return (None, None, None, sketch, None, *grads, *(None,) * (ctx.arity - len(grads)))
 
 
 class Marker(torch.autograd.Function):

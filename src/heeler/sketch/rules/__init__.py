@@ -21,8 +21,9 @@ Rules are looked up along the class's MRO, so subclasses (FSDP2 makes them) keep
 classes of packages that are not imported here.
 """
 
+from heeler.sketch.examples import Examples
 from heeler.sketch.rules import attention, conv, embedding, linear, norm, recurrent
-from heeler.sketch.rules.base import Call, Cost, Examples, LeftOut, Rule, find_rule, register
+from heeler.sketch.rules.base import Call, Cost, LeftOut, Rule, find_rule, register
 
 __all__ = [
     "Call",

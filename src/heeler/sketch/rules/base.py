@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.batch import NoBatchDimension, by_example
+from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.examples import Examples
 from heeler.sketch.projection import MatrixSpec
 
 if TYPE_CHECKING:
@@ -38,24 +39,6 @@ class Cost:
     tap_numbers: float
     tokens: float = 1.0
     """Tokens per example as far as the layer alone tells: 1, or a guess for convolutions."""
-
-
-class Examples:
-    """How to find the batch's examples in a tensor: all that a call leaves behind for backward, besides `keep`."""
-
-    def __init__(self, batch: int, batch_dim: int) -> None:
-        self.batch, self.batch_dim = batch, batch_dim
-        self.parts: Tensor | None = None
-        """(B, S, K): what fused kernels added up in place in the backward that is under way."""
-        self.stream: int | None = None
-        """The CUDA stream of an eager pass, on which alone they may."""
-
-    def same_stream(self, x: Tensor) -> bool:
-        return self.stream is not None and self.stream == torch._C._cuda_getCurrentRawStream(x.device.index)
-
-    def split(self, x: Tensor) -> Tensor:
-        """(..., n) → (B, T, n)."""
-        return by_example(x, self.batch, self.batch_dim)
 
 
 class Call:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.examples import Examples
 from heeler.sketch.projection import ExactMatrix, MatrixSpec
-from heeler.sketch.rules.base import Call, Cost, Examples, Rule, guess_positions, register
+from heeler.sketch.rules.base import Call, Cost, Rule, guess_positions, register
 
 if TYPE_CHECKING:
     from heeler.sketch.sites import Site
@@ -49,7 +50,7 @@ class ConvRule(Rule):
             return (xp,)  # (B, T·G, k)
         return (xp.flatten(2).transpose(1, 2),)  # (B, T, k)
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor | None:
         matrix, g = site.matrices[0], grads[0]
         if g is None:
             raise ValueError("a convolution's output got no gradient")
@@ -57,11 +58,11 @@ class ConvRule(Rule):
         groups = self.geometry[3]
         if groups > 1:
             g = g.unflatten(1, (groups, -1)).permute(0, 3, 1, 2)  # (B, T, G, C_out / G)
-            return matrix.contract(matrix.grad(g), kept[0])
+            return matrix.deliver(examples, matrix.grad(g), kept[0])
         if isinstance(matrix, ExactMatrix):
-            return matrix.contract(g.transpose(1, 2), kept[0])
+            return matrix.deliver(examples, g.transpose(1, 2), kept[0])
         gp = torch.matmul(matrix.of_grad.like(g).t(), g)  # (B, k, T): the channels stay in front, nothing is copied
-        return matrix.contract(gp.transpose(1, 2), kept[0])
+        return matrix.deliver(examples, gp.transpose(1, 2), kept[0])
 
     def cost(self, module: Any, k: float) -> Cost:
         n_in, n_out = math.prod(module.weight.shape[1:]), module.out_channels

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from heeler.sketch.examples import Examples
 from heeler.sketch.projection import MatrixSpec
-from heeler.sketch.rules.base import Call, Cost, Examples, Rule, register
+from heeler.sketch.rules.base import Call, Cost, Rule, register
 
 if TYPE_CHECKING:
     from heeler.sketch.sites import Site

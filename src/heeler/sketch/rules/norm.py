@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heeler.sketch.batch import NoBatchDimension
-from heeler.sketch.rules.base import Call, Cost, Examples, LeftOut, Rule, guess_positions, register
+from heeler.sketch.examples import Examples
+from heeler.sketch.rules.base import Call, Cost, LeftOut, Rule, guess_positions, register
 
 if TYPE_CHECKING:
     from heeler.sketch.sites import Site

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.examples import Examples
 from heeler.sketch.projection import MatrixSpec
-from heeler.sketch.rules.base import Call, Examples, LeftOut, Rule, register
+from heeler.sketch.rules.base import Call, LeftOut, Rule, register
 
 if TYPE_CHECKING:
     from heeler.sketch.sites import Site

@@ -1,0 +1,186 @@
+"""The hooks of one tapped module: forward keeps what its rule needs, backward makes this call's part of the sketch.
+
+In eager mode the backward hook sits on the autograd node that computed the module's output: the graph, and so every
+gradient, is exactly what it is without Heeler, and a call costs the host a few microseconds besides the rule's own
+arithmetic. Where nobody could listen there (compiled code, checkpoints, several outputs) a `Tap` in the graph does the
+same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heeler.sketch import compiled
+from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.examples import Examples, current_stream
+from heeler.sketch.passes import Pass, PassLog, Slot
+from heeler.sketch.rules.base import Call
+from heeler.sketch.sites import Site
+from heeler.sketch.tap import Tap
+
+_task_id = torch._C._current_graph_task_id
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class SiteHook:
+    """The forward hook of one site. In eager mode it runs for every layer of every step, so it is kept short."""
+
+    def __init__(self, log: PassLog, site: Site, key: str) -> None:
+        self.log, self.site, self.key = log, site, key
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        log, site = self.log, self.site
+        slot = log.current
+        if slot is None or site.broken:
+            return None
+        if torch.compiler.is_compiling():
+            return self._traced(slot, args, kwargs, output) if log.running and torch.is_grad_enabled() else None
+        listens = log.running
+        if not torch.is_grad_enabled():
+            if listens:
+                slot.replayed = True  # a reentrant checkpoint runs its forward without gradients first
+            return None
+        if _saving_hooks(True) is not None:  # a checkpoint of the other kind, which must see what is saved
+            slot.replayed, listens = True, False
+        if not log.running and _task_id() == -1:  # neither in the model's forward nor run again by a checkpoint
+            return None
+        if not listens or not isinstance(output, Tensor):
+            return _tapped(site, slot, log, args, kwargs, output)
+        if not output.requires_grad:
+            return None
+        source = _source(output)
+        if source is None or slot.stream != current_stream(output.device):
+            return _tapped(site, slot, log, args, kwargs, output)
+        kept = _keep(site, slot, args, kwargs, output)
+        if kept is not None:
+            node, number, shape = source
+            node.register_prehook(_Listener(log, slot.owner, site, kept, number, shape, node.next_functions))
+        return None
+
+    def _traced(self, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        compiled.lend_leaf(self.key)
+        return _tapped(self.site, slot, self.log, args, kwargs, output)
+
+
+class _Listener:
+    """The backward hook of one call. It must not refer to the call's output, whose node holds it."""
+
+    __slots__ = ("below", "kept", "log", "number", "owner", "shape", "site")
+
+    def __init__(
+        self,
+        log: PassLog,
+        owner: Pass,
+        site: Site,
+        kept: tuple[Tensor, ...],
+        number: int,
+        shape: torch.Size | None,
+        below: tuple[Any, ...],
+    ) -> None:
+        self.log, self.owner, self.site, self.kept = log, owner, site, kept
+        self.number, self.shape, self.below = number, shape, below
+
+    def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
+        g, kept, owner = grads[self.number], self.kept, self.owner
+        if g is None or not kept:
+            return
+        task = _task_id()
+        if not (owner.counts if owner.task == task else self.log.begin(owner, task, self.below, g.device)):
+            return
+        if not _keeps_graph():
+            self.kept = self.below = ()
+        if self.shape is not None:
+            g = g.reshape(self.shape)
+        if torch.is_grad_enabled():  # backward(create_graph=True)
+            with torch.no_grad():
+                self._add(g.detach(), kept)
+        else:
+            self._add(g, kept)
+
+    def _add(self, g: Tensor, kept: tuple[Tensor, ...]) -> None:
+        site, examples = self.site, self.owner.examples
+        assert examples.sums is not None
+        try:
+            part = site.rule.sketch(site, examples, (g,), *kept)
+            if part is not None:
+                examples.sums.total.add_(part, alpha=examples.sums.factor)
+        except Exception as error:
+            site.fail(error)
+            examples.sums.fail()
+
+
+def _tapped(site: Site, slot: Slot, log: PassLog, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """The output with a `Tap` on it; None where it cannot be tapped."""
+    single = isinstance(output, Tensor)
+    outputs = (output,) if single else _flat(output)
+    if not outputs or not outputs[0].requires_grad:
+        return None
+    # Not the pass's own: a tap's part is returned to autograd, never added in place.
+    examples = Examples(slot.examples.batch, slot.examples.batch_dim)
+    kept = _keep(site, slot, args, kwargs, output)
+    if kept is None:
+        return None
+    leaf = slot.leaf if slot.leaf is not None else log.add_leaf(slot)
+    if leaf.shape[0] != examples.batch:
+        leaf = leaf[: examples.batch]
+    tapped = Tap.apply(site, examples, log.mean, leaf, len(outputs), *outputs, *kept)
+    return tapped if single else _like(output, iter(tapped if len(outputs) > 1 else (tapped,)))
+
+
+def _keep(site: Site, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """The rule's `keep`; None where the call cannot be tapped."""
+    call = Call(args, kwargs, output, slot.examples)
+    if torch.compiler.is_compiling():
+        try:
+            with torch.no_grad():
+                return site.rule.keep(site, call)
+        except NoBatchDimension as problem:
+            site.problem = str(problem)
+            return None
+    try:
+        if slot.autocast is None:
+            return site.rule.keep(site, call)
+        # The input as it is: autocast would copy all of it once more (compiled, the copy is shared).
+        with torch.autocast(slot.autocast, enabled=False):
+            return site.rule.keep(site, call)
+    except NoBatchDimension as problem:
+        site.problem = str(problem)
+    except Exception as error:
+        site.fail(error)
+    return None
+
+
+def _source(output: Tensor) -> tuple[Any, int, torch.Size | None] | None:
+    """The node that computed this output, which of its outputs it is, and the shape to give its gradient.
+
+    A view's own node is forgotten when the view is written to (`ReLU(inplace=True)` after a linear layer on three
+    dimensions), so the node of the tensor that it views is taken. None where there is no such node.
+    """
+    if not output._is_view():
+        return None if output.grad_fn is None else (output.grad_fn, output.output_nr, None)
+    base: Any = output._base
+    whole = base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
+    return (base.grad_fn, base.output_nr, output.shape) if whole and base.grad_fn is not None else None
+
+
+def _flat(output: Any) -> tuple[Tensor, ...]:
+    """The tensors in nested tuples and lists, in order."""
+    if isinstance(output, Tensor):
+        return (output,)
+    if isinstance(output, (tuple, list)):
+        return tuple(t for item in output for t in _flat(item))
+    return ()
+
+
+def _like(output: Any, tensors: Any) -> Any:
+    """`output` with its tensors replaced by the next ones of the iterator."""
+    if isinstance(output, Tensor):
+        return next(tensors)
+    if isinstance(output, (tuple, list)):
+        items = [_like(item, tensors) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return output
