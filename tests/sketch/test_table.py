@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.sketch import Courier, SketchTable
+from heeler.sketch.courier import PARCEL
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,20 +106,28 @@ def test_large_table_touches_no_memory_until_written() -> None:
     assert grown < 200  # of 1280 MB
 
 
-def test_courier_delivers_in_order_and_copies() -> None:
-    courier, sketches = Courier(), torch.zeros(2, 3)
-    indices = np.array([4, 5])
-    courier.send(indices, sketches)
-    sketches += 7
+def test_courier_delivers_in_order_and_copies_indices() -> None:
+    courier, indices = Courier(), np.array([4, 5])
+    courier.send(indices, torch.zeros(2, 3))
     indices += 1
-    courier.send(indices, sketches)
-    first, second = courier.receive()
-    assert first[0].tolist() == [4, 5]
-    assert not first[1].any()
-    assert second[0].tolist() == [5, 6]
-    assert (second[1] == 7).all()
-    assert second[1].dtype == np.float32
+    courier.send(indices, np.full((2, 3), 7.0))
+    assert len(courier) == 2
+    assert list(courier.receive()) == []  # not yet a parcel
+    ((where, rows),) = courier.receive(wait=True)
+    assert where.tolist() == [4, 5, 5, 6]
+    assert rows.dtype == np.float32
+    assert (rows == [[0], [0], [7], [7]]).all()
     assert len(courier) == 0
+
+
+def test_courier_packs_parcels_of_a_bounded_size() -> None:
+    courier, sizes = Courier(), []
+    for i in range(100):
+        courier.send(np.full(64, i), torch.full((64, 256), float(i)))
+        sizes += [rows.size for _, rows in courier.receive()]
+    assert sizes == [PARCEL] * (100 * 64 * 256 // PARCEL)
+    courier.send(np.zeros(PARCEL // 128), np.ones((PARCEL // 128, 256)))  # a large one comes at once
+    assert [len(where) for where, _ in courier.receive()] == [4 * 64 + PARCEL // 128]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -128,6 +137,5 @@ def test_courier_from_a_gpu() -> None:
     for i, rows in enumerate(sent):
         courier.send(np.full(64, i), rows * 2)
     got = list(courier.receive(wait=True))
-    for i, (where, rows) in enumerate(got):
-        assert (where == i).all()
-        assert np.array_equal(rows, (sent[i] * 2).cpu().numpy())
+    assert np.array_equal(np.concatenate([where for where, _ in got]), np.repeat(np.arange(50), 64))
+    assert np.array_equal(np.concatenate([rows for _, rows in got]), (2 * torch.cat(sent)).cpu().numpy())

@@ -12,48 +12,64 @@ from numpy.typing import ArrayLike, NDArray
 
 Delivery = tuple[NDArray[np.int64], NDArray[np.float32]]
 
+PARCEL = 1 << 18
+"""Numbers that are delivered together: filing a small batch costs as much as filing a large one."""
+
 
 class Courier:
-    """Carries (indices, sketches) to host memory and delivers them in sending order.
+    """Carries (indices, sketches) to host memory and delivers them in sending order, many small ones in one parcel.
 
     From a GPU the copy runs on a stream of its own into pinned memory, and an event says when it is done, so neither
-    `send` nor `receive` ever waits for the device. Sketches that are on the host already arrive at once, as a copy.
+    `send` nor `receive` ever waits for the device. Sketches that are on the host already are handed over as they are.
     """
 
     def __init__(self) -> None:
-        self._under_way: deque[tuple[NDArray[np.int64], torch.Tensor | NDArray[np.float32], Any]] = deque()
+        self._under_way: deque[tuple[NDArray[np.int64], NDArray[np.float32], Any]] = deque()
+        self._arrived: list[Delivery] = []
+        self._numbers = 0
         self._streams: dict[torch.device, Any] = {}
 
     def __len__(self) -> int:
-        """Deliveries that have not been received."""
-        return len(self._under_way)
+        """Batches that have not been received."""
+        return len(self._under_way) + len(self._arrived)
 
     def send(self, indices: ArrayLike, sketches: torch.Tensor | ArrayLike) -> None:
-        """indices (b,), sketches (b, K) on any device."""
-        where = np.array(indices, dtype=np.int64)  # a copy: the caller may go on to change its own
-        rows = sketches.detach() if isinstance(sketches, torch.Tensor) else np.array(sketches, dtype=np.float32)
+        """indices (b,), which are copied, and sketches (b, K) on any device, which nobody may change afterwards."""
+        where = np.array(indices, dtype=np.int64)
+        rows = sketches.detach() if isinstance(sketches, torch.Tensor) else np.asarray(sketches, dtype=np.float32)
         if where.ndim != 1 or rows.ndim != 2 or len(where) != len(rows):
             raise ValueError(
                 f"send wants indices (b,) and sketches (b, K), not {where.shape} and {tuple(rows.shape)}; "
                 "every example of the batch needs its index"
             )
-        if isinstance(rows, torch.Tensor) and rows.is_cuda:
-            self._under_way.append((where, *self._start_copy(rows)))
-        elif isinstance(rows, torch.Tensor):
-            self._under_way.append((where, np.array(rows.float().numpy(), dtype=np.float32), None))
+        if isinstance(rows, torch.Tensor):
+            host, arrived = self._start_copy(rows) if rows.is_cuda else (rows.float(), None)
+            self._under_way.append((where, host.numpy(), arrived))
         else:
             self._under_way.append((where, rows, None))
 
     def receive(self, wait: bool = False) -> Iterator[Delivery]:
-        """What has arrived, oldest first; with `wait`, everything that was sent."""
+        """What has arrived, oldest first, as soon as it fills a parcel; with `wait`, everything that was sent."""
         while self._under_way:
             where, rows, arrived = self._under_way[0]
             if arrived is not None and not arrived.query():
                 if not wait:
-                    return
+                    break
                 arrived.synchronize()
             self._under_way.popleft()
-            yield where, rows.numpy() if isinstance(rows, torch.Tensor) else rows
+            self._arrived.append((where, rows))
+            self._numbers += rows.size
+            if self._numbers >= PARCEL:
+                yield self._pack()
+        if wait and self._arrived:
+            yield self._pack()
+
+    def _pack(self) -> Delivery:
+        """Everything that has arrived, in one piece."""
+        arrived, self._arrived, self._numbers = self._arrived, [], 0
+        if len(arrived) == 1:
+            return arrived[0]
+        return np.concatenate([where for where, _ in arrived]), np.concatenate([rows for _, rows in arrived])
 
     def _start_copy(self, rows: torch.Tensor) -> tuple[torch.Tensor, Any]:
         stream = self._streams.get(rows.device)

@@ -16,6 +16,9 @@ _LARGEST = float(np.finfo(np.float16).max)
 _LOW, _HIGH = 2.0**-8, 2.0**10
 """Where a typical row's largest stored number may lie. Half precision is at its full 11 bits from 2⁻¹⁴ to 2¹⁶; with a
 typical row near 1, rows of a thousandth and of ten thousand times its size keep them too."""
+_USUAL = (2.0**-5, 2.0**6)
+"""As long as the root mean square of a batch's stored numbers lies here, its typical row is not looked for: a look
+costs more than all the rest."""
 
 
 class SketchTable:
@@ -55,10 +58,13 @@ class SketchTable:
             raise IndexError(f"indices must lie in 0..{len(self) - 1}, not {where.min()}..{where.max()}")
         if sketches.ndim != 2 or sketches.shape[1] != self.dim:  # type: ignore[union-attr]
             raise ValueError(f"sketches must be (b, {self.dim})")
-        if not len(self._courier) and isinstance(sketches, np.ndarray) and len(sketches) == len(where):
-            self._store(where, sketches.astype(np.float32, copy=False))  # here already: no need of a copy on the way
-            return
-        self._courier.send(where, sketches)
+        if not len(self._courier) and len(sketches) == len(where):  # type: ignore[arg-type]
+            if isinstance(sketches, torch.Tensor) and not sketches.is_cuda:
+                sketches = sketches.detach().float().numpy()
+            if isinstance(sketches, np.ndarray):
+                self._store(where, sketches.astype(np.float32, copy=False))  # here already: no need of a copy
+                return
+        self._courier.send(where, sketches if isinstance(sketches, torch.Tensor) else np.array(sketches))
         self._write(wait=False)
 
     def flush(self) -> None:
@@ -98,18 +104,21 @@ class SketchTable:
             self._store(where, values)
 
     def _store(self, where: NDArray[Any], values: NDArray[np.float32]) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            whole = np.isfinite(values.sum())  # one number tells, nearly always, that all of them are finite
-        if not whole:
+        values = np.ascontiguousarray(values)
+        square = float(np.vdot(values, values))
+        if not math.isfinite(square):  # one number tells that all of them are finite; huge ones may overflow it
             finite = np.isfinite(values).all(axis=1)
             self.dropped += int((~finite).sum())
             where, values = where[finite], values[finite]
         if not len(where):
             return
         if self.rows.dtype == np.float16:
-            self._follow(values)
-            scaled = torch.from_numpy(np.ascontiguousarray(values)) * self.scale
-            self.rows[where] = scaled.clamp_(-_LARGEST, _LARGEST).half().numpy()  # torch casts four times faster
+            if not (self._scaled and _USUAL[0] <= math.sqrt(square / values.size) * self.scale <= _USUAL[1]):
+                self._follow(values)
+            single = torch.from_numpy(values) if self.scale == 1.0 else torch.from_numpy(values) * self.scale
+            if not math.sqrt(square) * self.scale < _LARGEST:
+                single = single.clamp(-_LARGEST, _LARGEST)
+            self.rows[where] = single.half().numpy()  # torch casts four times faster
         else:
             self.rows[where] = values
         self.seen[where] = True  # of an index that occurs twice the last one stays
