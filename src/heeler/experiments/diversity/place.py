@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch.optim import Optimizer
 
 from heeler.diversity import add_langevin_noise, quantize
 from heeler.experiments.diversity.point import example_gradients, measure
+from heeler.experiments.diversity.variants import DROPOUT
 from heeler.experiments.setup import Run
 from heeler.experiments.tasks import Examples, Task
 from heeler.experiments.training import OneProcess
@@ -19,23 +22,21 @@ from heeler.sketch import Sketcher
 
 
 class DiversityPlace(OneProcess):
-    """Options of a run that it heeds: `mechanism` (with `sigma` for Langevin noise), and `measure`."""
+    """Options of a run that it heeds: `mechanism` (with `sigma` for Langevin noise), and `measure`: "own" for what the
+    run itself uses, "mechanisms" for the bound with each mechanism at its weights, too."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._called: nn.Module | None = None
         self._sampler: Sampler | None = None
+        self._sigma: float | None = run.options.get("sigma")
 
     def sampler(self, run: Run, examples: int) -> Sampler:
         self._sampler = super().sampler(run, examples)
         return self._sampler
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """With dropout: of the inputs, where the model has none of its own."""
-        self._called = model
-        own = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
-        if self._run.options.get("mechanism") == "dropout" and not own:
-            self._called = nn.Sequential(nn.Dropout(self._run.options["dropout"]), model)
+        self._called = with_dropout(model) if self._run.options.get("mechanism") == "dropout" else model
         return self._called
 
     def prepare(self, run: Run, model: nn.Module, optimizer: Optimizer) -> None:
@@ -54,18 +55,45 @@ class DiversityPlace(OneProcess):
         walked = tuple(t[order] for t in examples.train)
         handle = self._sampler.collector
         with handle.paused() if handle is not None else nullcontext():
-            gradients = example_gradients(self._called, task, walked, run.step)
-            return {"diversity": measure(gradients, run.step, Changed(run, model))}
+            own = self._found(run, task, self._called, walked, run.options.get("mechanism", "none"))
+            if run.options["measure"] == "own":
+                return {"diversity": own}
+            if self._sigma is None:  # before training: noise as large as a typical gradient
+                self._sigma = langevin_sigma(own["mean_square"], model)
+            bounds = {}
+            for mechanism in ("dropout", "langevin", "quantize"):
+                called = with_dropout(copy.deepcopy(model)) if mechanism == "dropout" else model
+                bounds[mechanism] = self._found(run, task, called, walked, mechanism)["batch_size_bound"]
+            return {"diversity": {**own, "with_mechanism": bounds}}
+
+    def _found(
+        self, run: Run, task: Task, called: nn.Module, walked: tuple[Tensor, ...], mechanism: str
+    ) -> dict[str, Any]:
+        changed = Changed(called, mechanism, self._sigma or 0.0, run.weight_decay, run.seed)
+        return measure(example_gradients(called, task, walked, run.step), run.step, changed)
+
+
+def with_dropout(model: nn.Module) -> nn.Module:
+    """The model with its own dropout layers at work, or with dropout of its inputs where it has none."""
+    own = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    for module in own:
+        module.p = DROPOUT
+    return model if own else nn.Sequential(nn.Dropout(DROPOUT), model)
+
+
+def langevin_sigma(mean_square: float, model: nn.Module) -> float:
+    """A coordinate's standard deviation of noise that is as large as a gradient: E‖ξ‖² = E‖g‖²."""
+    return float(f"{math.sqrt(mean_square / sum(p.numel() for p in model.parameters())):.4g}")
 
 
 class Changed:
     """What a step uses in place of the examples' gradients, (b, d): the mechanism's, and weight decay added."""
 
-    def __init__(self, run: Run, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, mechanism: str, sigma: float, weight_decay: float, seed: int) -> None:
         parameters = torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
-        self._decay = run.weight_decay * parameters
-        self._mechanism, self._sigma = run.options.get("mechanism"), run.options.get("sigma", 0.0)
-        self._generator = torch.Generator(parameters.device).manual_seed(run.seed)
+        self._decay = weight_decay * parameters
+        self._mechanism, self._sigma = mechanism, sigma
+        self._generator = torch.Generator(parameters.device).manual_seed(seed)
 
     def __call__(self, gradients: Tensor) -> Tensor:
         if self._mechanism == "quantize":

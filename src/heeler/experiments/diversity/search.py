@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from heeler.experiments.diversity.place import DiversityPlace
+from heeler.experiments.diversity.place import DiversityPlace, langevin_sigma
 from heeler.experiments.diversity.point import example_gradients, measure
 from heeler.experiments.diversity.variants import Variant
 from heeler.experiments.folder import Folder
@@ -25,6 +25,7 @@ from heeler.experiments.training import load
 PATIENCE = 5.0
 """Times the epochs of the batch size before that a batch size may take."""
 MOST_EPOCHS = 400
+MOST_RATES = 16
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,15 @@ def search(attempt: Callable[[float], Trial], guess: float) -> Trial:
         return trials[step]
 
     best, stride = 0, 2
-    while True:
+    while len(trials) < MOST_RATES:
         better = min((best - stride, best, best + stride), key=lambda step: at(step).rank)
         if better != best:
             best = better
         elif stride == 2:
             stride = 1
         else:
-            return at(best)
+            break
+    return at(best)
 
 
 @dataclass
@@ -108,7 +110,7 @@ class Sweep:
     folder: Folder
     out: Path
     batch_sizes: Sequence[int]
-    epochs: int
+    epochs: int = 5
     """Passes over the data that the smallest batch gets; the loss it reaches is the target of all."""
     seeds: int = 3
     device: str = "cpu"
@@ -123,7 +125,7 @@ class Sweep:
         target = best.loss
         # The rate that ends lowest need not be the one that gets there first.
         best = search(lambda lr: self._attempt(smallest, lr, self.epochs, target), best.lr)
-        self._measured(smallest, best.lr, self.epochs)
+        self._measured(smallest, best.lr, self.epochs, "mechanisms" if self.variant == Variant() else "own")
         before = smallest
         for batch in others:
             budget = math.ceil(min(PATIENCE * best.epochs, MOST_EPOCHS))
@@ -132,7 +134,7 @@ class Sweep:
                 break
             before = batch
             if self.variant.mechanism == "none" and self.variant.replication == 1:
-                self._measured(batch, best.lr, math.ceil(best.epochs))
+                self._measured(batch, best.lr, math.ceil(best.epochs), "own")
 
     def _tune(self, batch: int, guess: float, budget: int, target: float) -> Trial:
         limit = budget
@@ -151,10 +153,10 @@ class Sweep:
         curve = Line(self.variant.name, results).mean(curve_quantity(self.task))
         return Trial(lr, crossing(curve, target) if target > 0 else math.inf, final_loss(curve))
 
-    def _measured(self, batch: int, lr: float, epochs: int) -> None:
+    def _measured(self, batch: int, lr: float, epochs: int, what: str) -> None:
         """The first seed once more, with the diversity of every epoch: apart, for measuring takes time."""
         run = self.run(batch, lr, epochs, 0)
-        self._run(run.but(options={**run.options, "measure": True}))
+        self._run(run.but(options={**run.options, "measure": what}))
 
     def run(self, batch: int, lr: float, epochs: int, seed: int) -> Run:
         """The run's settings; every batch size has the same examples, a multiple of the largest."""
@@ -184,15 +186,13 @@ class Sweep:
         return count // largest * largest
 
     def _sigma(self, options: dict[str, Any]) -> float:
-        """Noise as large as a typical gradient is before training: E‖ξ‖² = E‖g‖²."""
         task = get_task(self.task)
         plain = Variant().run(self.task, batch_size=1, device=self.device, options=options)
         examples, _ = load(plain, self.folder)
         torch.manual_seed(0)
         model = task.model(examples, plain.options).to(self.device)
         found = measure(example_gradients(model, task, examples.train), 1)
-        sigma = math.sqrt(found["mean_square"] / sum(p.numel() for p in model.parameters()))
-        return float(f"{sigma:.4g}")
+        return langevin_sigma(found["mean_square"], model)
 
     def _first_guess(self, batch: int) -> float:
         """The task's published rate, scaled to the batch; momentum counts as 1/(1 − m) times the rate."""

@@ -31,8 +31,6 @@ class Variant:
             options["replication"] = self.replication
         if self.mechanism != "none":
             options["mechanism"] = self.mechanism
-        if self.mechanism == "dropout":
-            options["dropout"] = DROPOUT
         plain: dict[str, Any] = {
             "workers": 1,
             "shards": "global",
