@@ -7,7 +7,7 @@ import pytest
 from heeler.experiments import packed as compact
 from heeler.experiments import results
 from heeler.experiments.folder import Folder
-from heeler.experiments.plans import comparison
+from heeler.experiments.plans import comparison, sweep
 from heeler.experiments.records import carry_out, result_path
 from heeler.experiments.setup import Run
 
@@ -52,6 +52,46 @@ def test_fill_replaces_tables_and_nothing_else(runs, tmp_path):
     assert "| Heeler |" in text
     assert "`heeler train digits`, a machine, seeds 0, 1" in text
     assert (tmp_path / "curves.png").stat().st_size > 5_000
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    out = tmp_path_factory.mktemp("swept")
+    for name, task in (("lr", "digits"), ("passes", "digits-mlp")):
+        for run in sweep(name, task, 1, epochs=2):
+            carry_out(run, Folder.at(out), out / name)
+    return out
+
+
+def test_sweeps_become_a_row_a_variant_and_a_picture(swept, tmp_path):
+    for name in ("lr", "passes"):
+        packed(swept / name, tmp_path / f"experiments-sweep-{name}.json", "--extra", "sweep")
+    page = tmp_path / "RESULTS.md"
+    page.write_text("".join(f"<!-- table sweep:{name} -->\n<!-- end -->\n" for name in ("lr", "passes")))
+    files = [str(path) for path in sorted(tmp_path.glob("*.json"))]
+    assert results.main(["fill", str(page), *files, "--draw-sweeps", str(tmp_path / "sweeps.png")]) == 0
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
+    assert [row[1] for row in rows] == [
+        *("", "---", "lr=0.25", "lr=1", "lr=4"),
+        *("", "---", "1 passes", "2 passes", "5 passes", "10 passes", "30 passes"),
+    ]
+    assert rows[0][2:] == ["random", "CD-GraB", "Heeler", "Heeler's epochs to random's last |"]
+    assert len({row[2] for row in rows[7:]}) == 1, "all pass counts have one random line to compare with"
+    assert (tmp_path / "sweeps.png").stat().st_size > 5_000
+
+
+def test_goals_tell_both_shares_and_both_choices_of_layers(tmp_path):
+    for run in comparison("digits", ["random", "herd"], 2, epochs=4):
+        carry_out(run, Folder.at(tmp_path), tmp_path)
+    for run in comparison("digits", ["herd"], 2, label="herd, all layers", epochs=4, layers="all"):
+        carry_out(run, Folder.at(tmp_path), tmp_path)
+    source = packed(tmp_path, tmp_path / "experiments-x.json")
+    table = results.made_tables([source])["goals"].splitlines()
+    assert [row.split(" | ")[0] for row in table[2:]] == [
+        "| digits, softmax regression (convex)",
+        "| digits, softmax regression (convex), all layers tapped",
+    ]
+    assert table[2].split(" | ")[4].strip("*") == f"{int(table[2].split(' | ')[3].split()[0]) / 4:.2f}"
 
 
 def test_a_table_without_runs_is_named(runs, tmp_path):

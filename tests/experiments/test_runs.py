@@ -1,5 +1,6 @@
 """Runs: fair, repeatable, kept on disk, summed up rightly."""
 
+import io
 import json
 import subprocess
 import sys
@@ -8,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from heeler.experiments import plans
 from heeler.experiments import run as runner
 from heeler.experiments.records import Result, carry_out, from_records, is_finished, read_results, result_path
-from heeler.experiments.report import write_report
+from heeler.experiments.report import html, write_report
 from heeler.experiments.setup import Run
-from heeler.experiments.summary import Line, first_reached, group, summarise
+from heeler.experiments.summary import Line, by_rule, first_reached, group, summarise
+from heeler.experiments.tables import print_summary
 from heeler.experiments.tasks import get_task, settings
 from heeler.experiments.training import batches, train
 
@@ -141,6 +144,30 @@ def test_summary_times_to_the_baselines_last_value():
     assert random.loss_at[3] == pytest.approx((3.0, 2**0.5))
     assert herd.seconds_an_epoch == 2.0
     assert first_reached(np.array([0.0, 5.0]), 1.0) is None  # before training does not count
+
+
+def test_lines_come_in_the_rules_order_and_numbers_by_size():
+    names = ["herd K=1024", "herd K=16", "herd", "cd-grab", "random"]
+    lines = [Line(name, [made_up(name.split()[0], 0, [1, 1])]) for name in names]
+    assert [line.name for line in by_rule(lines)] == ["random", "cd-grab", "herd", "herd K=16", "herd K=1024"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_table_fits_its_terminal(width):
+    results = [made_up(rule, seed, np.geomspace(1, 1e-3, 41) + seed) for rule in ("random", "herd") for seed in (0, 1)]
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_summary(summarise("digits", group(results)["digits"]), console)
+    rows = console.export_text().rpartition("──")[2]
+    assert "…" not in rows
+    assert "50.0 ±0.0%" in rows
+    assert "1.000" in rows  # the last column, seconds an epoch
+
+
+def test_the_report_says_in_a_sentence_what_came_out():
+    results = [made_up("random", 0, [9, 4, 3, 2]), made_up("herd", 0, [9, 2, 1, 1], 3.0), made_up("grab", 0, [9] * 4)]
+    page = html([summarise("digits", group(results)["digits"])], "title")
+    assert "herd was at random&#x27;s last loss after 1 of 3 epochs, in 1 times the seconds" in page
+    assert "grab did not reach random&#x27;s last loss in 3 epochs." in page
 
 
 def test_report_needs_nothing_from_outside(tiny, tmp_path):

@@ -74,6 +74,8 @@ def draw_bounds(curves: dict[str, Floats], target: Path | BinaryIO) -> None:
         axes.plot(np.arange(1, values.size + 1), values, color=colour, linestyle=dash, linewidth=2, label=name)
     axes.axhline(1.0, color="#7f7f7f", linewidth=1, linestyle=":")
     axes.set(xlabel="epoch", ylabel="herding bound ÷ random order's", yscale="log")
+    axes.set_xlim(right=1.15 * axes.dataLim.x1)
+    axes.xaxis.set_major_locator(whole_numbers())
     plain(axes)
     figure.canvas.draw()
     name_lines(axes)
@@ -95,8 +97,12 @@ def panel(axes: Any, lines: Sequence[Line], x: str, y: str) -> None:
         if len(line.results) > 1:
             axes.fill_between(along[skip:], low[skip:], high[skip:], color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="training seconds" if x == "seconds" else "epoch", ylabel=NAMES.get(y, y))
+    axes.set_xlim(left=0, right=1.22 * axes.dataLim.x1)  # room for the lines' names
+    if x == "epoch":
+        axes.xaxis.set_major_locator(whole_numbers())
     if logarithmic:
         axes.set_yscale("log")
+        _plain_decimals(axes)
     plain(axes)
 
 
@@ -104,6 +110,21 @@ def plain(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def whole_numbers() -> Any:
+    """Ticks at whole numbers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins=6, integer=True)
+
+
+def _plain_decimals(axes: Any) -> None:
+    """On a short logarithmic scale 0.04, not 4 × 10⁻²."""
+    low, high = axes.get_ylim()
+    if low > 1e-3 and high < 100 * low:
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which(lambda value, _: f"{value:g}" if float(f"{value:e}"[0]) in (1, 2, 3, 4, 6) else "")
 
 
 def _spans_decades(lines: Sequence[Line], y: str) -> bool:
@@ -126,6 +147,8 @@ def style(name: str, number: int) -> tuple[str, str]:
 
 def name_lines(axes: Any, gap: float = 14.0, width: float = 60.0) -> None:
     """Write each line's name at its end; names that would cover one another are set one above the other."""
+    from matplotlib.patheffects import withStroke
+
     to_pixels, to_data = axes.transData, axes.transData.inverted()
     ends = []
     for line in axes.get_lines():
@@ -143,10 +166,11 @@ def name_lines(axes: Any, gap: float = 14.0, width: float = 60.0) -> None:
                 height = other_height + gap
         placed.append((x, height))
         right, up = to_data.transform((x + 6, height)).tolist()
-        axes.annotate(
+        name = axes.annotate(
             str(line.get_label()), (right, up), color=line.get_color(), va="center", fontsize=9, fontweight="bold",
             annotation_clip=False,
         )  # fmt: skip
+        name.set_path_effects([withStroke(linewidth=3, foreground="white")])  # readable across other lines
 
 
 def pyplot() -> Any:

@@ -10,14 +10,12 @@ from typing import Any
 
 from heeler.experiments.records import Result, read_results
 from heeler.experiments.setup import Run
-from heeler.experiments.summary import Line, Summary, group, summarise
+from heeler.experiments.summary import Summary, by_rule, group, summarise
 from heeler.experiments.tasks import get_task
 
 KEPT = ("train_loss", "suboptimality", "train_seconds")
 """What is kept of every epoch, besides the task's test metric."""
 FACTS = ("parameters", "examples", "test_examples", "least_objective", "vectors")
-RULES = ("random", "id-grab", "cd-grab", "herd")
-"""The order in which rules are compared everywhere."""
 
 
 @dataclass
@@ -31,12 +29,7 @@ class Source:
 
     def summaries(self) -> list[Summary]:
         """A table a task, rules in the order in which they are compared everywhere."""
-        return [summarise(task, sorted(lines, key=_rank)) for task, lines in group(self.results).items()]
-
-
-def _rank(line: Line) -> tuple[int, str]:
-    rule = line.results[0].run.rule
-    return (RULES.index(rule) if rule in RULES else len(RULES)), line.name
+        return [summarise(task, by_rule(lines)) for task, lines in group(self.results).items()]
 
 
 def pack(runs: Sequence[Path], about: dict[str, Any], until: dict[str, int] | None = None) -> dict[str, Any]:

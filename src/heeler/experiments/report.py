@@ -13,7 +13,7 @@ import numpy as np
 
 from heeler.experiments import charts
 from heeler.experiments.records import Result, read_results
-from heeler.experiments.summary import Line, Summary, group, summarise
+from heeler.experiments.summary import Line, Row, Summary, by_rule, group, summarise
 from heeler.experiments.tables import metric, reached, short
 from heeler.experiments.tasks import get_task
 
@@ -24,6 +24,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1
   overflow-x: auto }
 th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #e5e5e5; white-space: nowrap }
 th:first-child, td:first-child { text-align: left } th { border-bottom: 2px solid #999; vertical-align: bottom }
+.settings td:last-child { text-align: left; white-space: normal } .settings thead { display: none }
 img { max-width: 100%; height: auto } details { margin: 1rem 0 } p.note { color: #555 }
 @media (prefers-color-scheme: dark) { body { background: #fff } }
 """
@@ -34,7 +35,7 @@ def write_report(out: Path, *, title: str = "Heeler: training in a better order"
     results = read_results(out)
     if not results:
         raise ValueError(f"there is no finished run in {out}")
-    tables = [summarise(task, lines) for task, lines in group(results).items()]
+    tables = [summarise(task, by_rule(lines)) for task, lines in group(results).items()]
     charts.draw(tables, out / "curves.png", title="line = mean over seeds, shade = all seeds")
     (out / "report.html").write_text(html(tables, title), encoding="utf-8")
     return tables
@@ -61,7 +62,7 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def _section(table: Summary) -> list[str]:
-    parts = [f"<h2>{escape(get_task(table.task).summary)}</h2>"]
+    parts = [f"<h2>{escape(get_task(table.task).summary)}</h2>", *_in_short(table)]
     picture = io.BytesIO()
     charts.draw([table], picture)
     parts.append(as_image(picture, f"Curves of {table.task}: {table.quantity} by epoch and by seconds, {table.metric}"))
@@ -71,6 +72,11 @@ def _section(table: Summary) -> list[str]:
         picture = io.BytesIO()
         charts.draw_bounds(bounds, picture)
         parts.append(as_image(picture, f"Herding bound by epoch on {table.task}, relative to a random order"))
+        parts.append(
+            '<p class="note">How far the sum of gradients along an epoch strays from a straight line, over how far it '
+            "would in a random order: 1 is no better than random. Told by the rules that solve for their order, or, "
+            "with <code>--bounds</code>, measured for all.</p>"
+        )
     parts.append(_settings(table.lines))
     return parts
 
@@ -79,8 +85,9 @@ def _main_table(table: Summary) -> str:
     epochs = sorted({e for row in table.rows for e in row.loss_at})
     base = next((row for row in table.rows if row.name == table.baseline), None)
     quantity = charts.NAMES.get(table.quantity, table.quantity)
-    head = ["", *(f"epoch {e}" for e in epochs), "epochs / s to<br>the baseline's last", escape(table.metric)]
-    head += ["s an epoch", "× random", "seeds"]
+    base_name = escape(table.baseline or "baseline")
+    head = ["", *(f"epoch {e}" for e in epochs), f"epochs / s to<br>{base_name}'s last"]
+    head += [charts.NAMES.get(table.metric, table.metric), "s an epoch", f"× {base_name}", "seeds"]
     rows = []
     for row in table.rows:
         cells = [escape(row.name)]
@@ -90,6 +97,24 @@ def _main_table(table: Summary) -> str:
         cells += [reached(row), metric(table.metric, row), f"{row.seconds_an_epoch:.3g}", ratio, seeds]
         rows.append(cells)
     return f"<p>{escape(quantity.capitalize())} after each epoch:</p>" + as_table(head, rows)
+
+
+def _in_short(table: Summary) -> list[str]:
+    """One sentence a line: when it was where the baseline ended."""
+    base = next((row for row in table.rows if row.name == table.baseline), None)
+    if base is None:
+        return []
+    told = [_told(row, base) for row in table.rows if row is not base]
+    return [f"<p>{escape(' '.join(told))}</p>"] if told else []
+
+
+def _told(row: Row, base: Row) -> str:
+    last = max(base.loss_at)
+    if row.epochs_to_target is None:
+        return f"{row.name} did not reach {base.name}'s last loss in {last} epochs."
+    time = row.seconds_to_target / base.seconds_to_target if row.seconds_to_target and base.seconds_to_target else None
+    cost = f", in {time:.2g} times the seconds that {base.name} took to get there" if time else ""
+    return f"{row.name} was at {base.name}'s last loss after {row.epochs_to_target} of {last} epochs{cost}."
 
 
 def bound_curves(lines: Sequence[Line]) -> dict[str, np.ndarray]:
@@ -121,15 +146,36 @@ def _settings(lines: Sequence[Line]) -> str:
     settings = [result.run.to_json() for result in first]
     hidden = {"label", "seed", "rule", "task"}
     shared = {k: v for k, v in settings[0].items() if k not in hidden and all(s[k] == v for s in settings)}
-    rows = [[escape(str(k)), escape(str(v))] for k, v in shared.items()]
+    rows = [[_plain(k), escape(_value(v))] for k, v in shared.items() if v not in (None, "", {}, False)]
     for line, setting, result in zip(lines, settings, first, strict=True):
-        own = {k: v for k, v in setting.items() if k not in shared and k not in hidden - {"rule"}}
-        own["vectors"] = result.start.get("vectors", "none")
-        rows.append([escape(line.name), escape(str(own))])
+        own = {k: v for k, v in setting.items() if k not in shared and k not in hidden}
+        words = [f"{_plain(k)} {_value(v)}" for k, v in own.items()] + [_seen(result.start.get("vectors"))]
+        rows.append([escape(line.name), escape(", ".join(words))])
     facts = ("parameters", "examples", "test_examples", "least_objective")
-    rows += [[fact.replace("_", " "), escape(str(first[0].start.get(fact)))] for fact in facts]
+    rows += [[_plain(fact), escape(_value(value))] for fact in facts if (value := first[0].start.get(fact)) is not None]
     rows += [[escape(k), escape(str(v))] for k, v in first[0].start["versions"].items()]
-    return "<details><summary>Settings and versions</summary>" + as_table(["", ""], rows) + "</details>"
+    table = as_table(["", ""], rows)
+    return f'<details class="settings"><summary>Settings and versions</summary>{table}</details>'
+
+
+def _plain(name: str) -> str:
+    return escape(name.replace("_", " "))
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "default"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} = {v}" for k, v in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _seen(vectors: dict[str, Any] | None) -> str:
+    """What a rule saw of a gradient."""
+    if vectors is None:
+        return "no gradients seen"
+    kind = "full gradients" if vectors["exact"] else "sketches"
+    return f"{kind} of {vectors['numbers']:,} numbers, {100 * vectors['covered_parameters']:.3g}% of the parameters"
 
 
 def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,22 @@ def group(results: Sequence[Result]) -> dict[str, list[Line]]:
     for result in results:
         tasks.setdefault(result.run.task, {}).setdefault(result.run.name, []).append(result)
     return {task: [Line(name, runs) for name, runs in lines.items()] for task, lines in tasks.items()}
+
+
+RULES = ("random", "id-grab", "cd-grab", "herd")
+"""The order in which rules are compared everywhere."""
+
+
+def by_rule(lines: Sequence[Line]) -> list[Line]:
+    """Rules in their order, the lines of one by name, numbers in it by size."""
+
+    def rank(line: Line) -> tuple[int, list[tuple[float, str]]]:
+        rule = line.results[0].run.rule
+        parts = [part for part in re.split(r"(\d+(?:\.\d+)?)", line.name) if part]
+        natural = [(float(part), "") if part[0].isdigit() else (-1.0, part) for part in parts]
+        return RULES.index(rule) if rule in RULES else len(RULES), natural
+
+    return sorted(lines, key=rank)
 
 
 def summarise(task: str, lines: list[Line], baseline: str = "random") -> Summary:

@@ -11,26 +11,39 @@ from heeler.experiments.tasks import get_task
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 def print_summary(summary: Summary, console: Console) -> None:
     """The curve's quantity by epoch, epochs and seconds to the baseline's final value, the test metric."""
+    epochs = sorted({e for row in summary.rows for e in row.loss_at})
+    table = _table(summary, epochs)
+    while len(epochs) > 1 and _width(table, console) > console.width:
+        epochs = epochs[1:]  # early epochs go first where the terminal is narrow
+        table = _table(summary, epochs)
+    console.print(table)
+
+
+def _width(table: Table, console: Console) -> int:
+    """What the table would take if it had all the room it wants."""
+    return console.measure(table, options=console.options.update(width=10_000)).maximum
+
+
+def _table(summary: Summary, epochs: list[int]) -> Table:
     from rich import box
     from rich.table import Table
 
     title = f"{get_task(summary.task).summary}: {summary.quantity.replace('_', ' ')} after epoch …, mean ± s.d."
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("", no_wrap=True, min_width=max(len(row.name) for row in summary.rows))
-    epochs = sorted({e for row in summary.rows for e in row.loss_at})
-    epochs = epochs[-2:] if console.width < 100 else epochs[-4:] if console.width < 140 else epochs
+    table.add_column("", no_wrap=True)
     baseline = summary.baseline or "baseline"
     heads = [*map(str, epochs), f"epochs / s to\n{baseline}'s last", summary.metric.replace("_", "\n"), "s an\nepoch"]
     for head in heads:
-        table.add_column(head, justify="right", no_wrap=True, min_width=max(map(len, head.split("\n"))))
+        table.add_column(head, justify="right", no_wrap=True)
     for row in summary.rows:
         cells = [short(*row.loss_at[e]) if e in row.loss_at else "" for e in epochs]
         table.add_row(row.name, *cells, reached(row), metric(summary.metric, row), f"{row.seconds_an_epoch:.3f}")
-    console.print(table)
+    return table
 
 
 def short(mean: float, spread: float) -> str:

@@ -104,6 +104,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
         if epoch and handle is not None:
             record["order"] = handle.metrics()
             if recorder is not None:
+                handle.collect(wait=True)  # the last batches may still wait for a full parcel
                 record["relative_bound"] = recorder.relative_bound()
         record |= place.measure(run, task, model, examples)
         _wait(device)
