@@ -1,39 +1,59 @@
-"""One background thread that does its tasks in order, and never keeps the process from ending."""
+"""One background thread that does its tasks in order, and does not keep the process from ending for long."""
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+EXIT_PATIENCE = 10.0
+"""Seconds that the process waits at its end for tasks under way: a thread that is cut off in the middle of a transfer
+aborts the process. Usually it is the last epoch's exchange, which takes a fraction of a second."""
+
 
 class Worker:
     """Like `ThreadPoolExecutor(1)`, but a daemon: a task that waits for a lost rank must not hold up the exit."""
 
     def __init__(self, name: str) -> None:
-        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
+        self._thread = _Thread(name)
         self._thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
         """Do `task` after all that were submitted before it."""
         future: Future[T] = Future()
-        self._tasks.put((future, task))
+        self._thread.tasks.put((future, task))
         return future
 
     def __del__(self) -> None:
-        self._tasks.put(None)
+        self._thread.tasks.put(None)
 
 
-def _work(tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
-    while (item := tasks.get()) is not None:
-        future, task = item
-        try:
-            future.set_result(task())
-        except BaseException as error:
-            future.set_exception(error)
-        del future, task, item
+class _Thread(threading.Thread):
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while (item := self.tasks.get()) is not None:
+            future, task = item
+            try:
+                future.set_result(task())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, task, item
+
+
+@atexit.register
+def _finish() -> None:
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
+    for thread in threads:
+        thread.tasks.put(None)
+    deadline = time.monotonic() + EXIT_PATIENCE
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
