@@ -6,6 +6,7 @@ import datetime
 import multiprocessing
 import os
 import pickle
+import socket
 import tempfile
 import traceback
 import warnings
@@ -24,10 +25,17 @@ CONTEXT.set_forkserver_preload(
 )
 
 
-def in_world(ranks: int, task: Callable[..., Any], *args: Any, timeout: float = 100.0) -> list[Any]:
-    """What `task(*args)` returns on every rank of a world of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [CONTEXT.Process(target=_rank, args=(r, ranks, folder, task, args)) for r in range(ranks)]
+def in_world(
+    ranks: int, task: Callable[..., Any], *args: Any, has_group: bool = True, timeout: float = 100.0
+) -> list[Any]:
+    """What `task(*args)` returns on every rank of a world of its own; where it `has_group`, that of all ranks."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+        environments = [_environment(rank, ranks, port) for rank in range(ranks)]
+        store = f"file://{folder}/store" if has_group and ranks > 1 else None
+        processes = [CONTEXT.Process(target=_rank, args=(e, folder, store, task, args)) for e in environments]
+        probe.close()
         for process in processes:
             process.start()
         for process in processes:
@@ -41,16 +49,28 @@ def in_world(ranks: int, task: Callable[..., Any], *args: Any, timeout: float = 
     return [result for result, _ in results]
 
 
-def _rank(rank: int, ranks: int, folder: str, task: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    if ranks == 1:
+        return {"RANK": "0"}
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    return {name: str(number) for name, number in numbers.items()} | {
+        "MASTER_ADDR": "localhost",
+        "TORCHELASTIC_RUN_ID": "test",  # by this Lightning tells that it must not start the other ranks
+    }
+
+
+def _rank(
+    environment: dict[str, str], folder: str, store: str | None, task: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     warnings.simplefilter("ignore")  # frameworks warn of their own doings, such as a loader without workers
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # loaders' workers, as usual
-    if ranks > 1:
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        os.environ |= {name: str(value) for name, value in names.items()}
-        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "test"}
-        limit = datetime.timedelta(seconds=60)
-        dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks, timeout=limit)
+    rank = int(environment["RANK"])
+    if len(environment) > 1:
+        os.environ |= environment
+    if store is not None:
+        ranks, limit = int(environment["WORLD_SIZE"]), datetime.timedelta(seconds=60)
+        dist.init_process_group("gloo", store, rank=rank, world_size=ranks, timeout=limit)
     try:
         outcome = task(*args), None
     except BaseException:
