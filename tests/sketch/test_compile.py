@@ -87,6 +87,34 @@ def test_compiled_parameter_gradients_are_the_same() -> None:
         assert torch.equal(a, b)
 
 
+def test_several_compiled_models_in_one_process() -> None:
+    """The compiler takes a number that differs from one sketcher to the next for a symbol."""
+    x, y = data()
+    for _ in range(3):
+        model = make()
+        sketcher = Sketcher(model, exact=True)
+        F.cross_entropy(torch.compile(model, fullgraph=True, backend="aot_eager")(x), y).backward()
+        assert relative_error(sketcher.pop(), oracle(make(), x, y)) < 1e-5
+
+
+def test_compiled_evaluation_and_disabled_open_no_pass() -> None:
+    model, (x, y) = make(), data()
+    expected = oracle(model, x, y)
+    sketcher = Sketcher(model, exact=True)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    F.cross_entropy(run(x), y).backward()
+    assert relative_error(sketcher.pop(), expected) < 1e-5
+    model.eval()
+    F.cross_entropy(run(x), y).backward()
+    model.train()
+    sketcher.enabled = False
+    F.cross_entropy(run(x), y).backward()
+    assert sketcher.pop_passes() == []
+    sketcher.enabled = True
+    F.cross_entropy(run(x), y).backward()
+    assert relative_error(sketcher.pop(), expected) < 1e-5
+
+
 def test_compiled_submodule_in_an_eager_model() -> None:
     model, (x, y) = make(), data()
     expected = oracle(model, x, y)

@@ -51,11 +51,11 @@ def prepare(key: str, capacity: int, kind: str, index: int) -> int:
 
 @torch._dynamo.assume_constant_result
 def lend_leaf(key: str) -> int:
-    """Runs likewise: the current pass has a leaf, and where it is an eager one, every eager pass from now on."""
+    """Runs likewise: an eager pass has a leaf for the compiled code in it, and so does every one from now on."""
     log = _REGISTRY[key]._log
     if log.current is not None and log.current.leaf is None:
         log.needs_leaves = True
-        log.add_leaf(log.current)
+        log.lend_leaf(log.current)
     return 0
 
 
@@ -63,6 +63,18 @@ def lend_leaf(key: str) -> int:
 def warn_of_lost_batch(key: str) -> int:
     _REGISTRY[key]._warn_of_lost_batch()
     return 0
+
+
+def run_as_it_is(function: Any) -> None:
+    """Have dynamo run this function uncompiled where it meets it as a frame of its own.
+
+    That is how it meets the hooks of a root module of one's own class: compiled, they would cost more than they do. Of
+    torch's own containers the hooks are traced together with the forward, and for that it makes no difference.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):  # older versions compile the hooks
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
 def refuse_if_called(model: nn.Module) -> None:

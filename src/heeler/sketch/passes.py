@@ -82,6 +82,8 @@ class PassLog:
         """A root forward is under way."""
         self.needs_leaves = False
         """There is compiled code inside the eager forward: it finds its leaf when it runs."""
+        self._spare: list[tuple[Tensor, _Collector]] = []
+        """Leaves that such passes have done with: CUDA graphs want to see the same ones again."""
         self.slots: list[Slot] = []
         self.capacity = "0"
         """Rows of the slots' leaves; a string, since torch.compile would turn a number that changes into a symbol."""
@@ -101,7 +103,7 @@ class PassLog:
         if torch.is_autocast_enabled(device.type):
             slot.autocast = device.type
         if self.needs_leaves:
-            self.add_leaf(slot)
+            self.lend_leaf(slot)
         self.current = slot
         self.running = True
 
@@ -123,6 +125,27 @@ class PassLog:
         slot.leaf = leaf
         return leaf
 
+    def lend_leaf(self, slot: Slot) -> None:
+        """Give the compiled code in an eager pass its leaf, one that it has seen before if there is one."""
+        batch = slot.examples.batch
+        if self._spare and self._spare[0][0].shape[0] == batch and self._spare[0][0].device == self.device:
+            slot.leaf, collector = self._spare.pop(0)
+            collector.owner = slot.owner
+            return
+        self._spare.clear()
+        slot.leaf = self._static_leaf(batch, self.device)
+        slot.leaf.register_post_accumulate_grad_hook(_Collector(weakref.ref(self), slot.owner, lent=True))
+
+    def take_back(self, leaf: Tensor, collector: _Collector) -> None:
+        """A leaf has its gradient: the next pass may have it."""
+        if not any(leaf is other for other, _ in self._spare):
+            self._spare.append((leaf, collector))
+
+    def _static_leaf(self, rows: int, device: torch.device) -> Tensor:
+        leaf = torch.empty(rows, self.dim, device=device)  # nobody reads the values
+        torch._dynamo.mark_static_address(leaf)  # nor need CUDA graphs copy them
+        return leaf.requires_grad_()
+
     # Compiled passes
 
     def open_traced(self, batch: int) -> None:
@@ -140,9 +163,7 @@ class PassLog:
         self.capacity, self.device = str(capacity), device
         self.slots = []
         for i in range(SLOTS):
-            leaf = torch.empty(capacity, self.dim, device=device)  # nobody reads the values
-            torch._dynamo.mark_static_address(leaf)  # nor need CUDA graphs copy them
-            leaf.requires_grad_()
+            leaf = self._static_leaf(capacity, device)
             leaf.register_post_accumulate_grad_hook(_SlotCollector(weakref.ref(self), i))
             self.slots.append(Slot(leaf, Pass(-1, Examples(0, self.batch_dim))))
         self.depth = 0
@@ -235,12 +256,14 @@ class _SlotCollector:
 class _Collector:
     """The leaf's hook. It must not keep the log alive: the log's newest leaf keeps the hook."""
 
-    def __init__(self, log: weakref.ref[PassLog], owner: Pass) -> None:
-        self.log, self.owner = log, owner
+    def __init__(self, log: weakref.ref[PassLog], owner: Pass, lent: bool = False) -> None:
+        self.log, self.owner, self.lent = log, owner, lent
 
     def __call__(self, leaf: Tensor) -> None:
         log = self.log()
-        if log is not None:
-            log.collect(self.owner, leaf)
-        else:
+        if log is None:
             leaf.grad = None
+            return
+        log.collect(self.owner, leaf)
+        if self.lent:
+            log.take_back(leaf, self)

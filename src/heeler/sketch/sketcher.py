@@ -98,9 +98,8 @@ class Sketcher:
         self._size_of = batch_dim if callable(batch_dim) else None
         self._batch_dim = 0 if callable(batch_dim) else int(batch_dim)
         self._log = PassLog(self.dim, device, self._batch_dim, reduction == "mean", self._unscale)
-        self._handles = [
-            root.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True),
-        ]
+        start = self._start if root is model else self._start_inside
+        self._handles = [root.register_forward_pre_hook(start, with_kwargs=True, prepend=True)]
         for site in sites:
             self._handles.append(
                 site.module.register_forward_hook(SiteHook(self._log, site, self._key), with_kwargs=True)
@@ -211,6 +210,10 @@ class Sketcher:
                 self._move(device)
             log.open(batch, device)
 
+    def _start_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The same as a part of the compiled code, so that `compiled.watch` notices where that is not this model's."""
+        self._start(module, args, kwargs)
+
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         log = self._log
         slot = log.current
@@ -273,3 +276,7 @@ def _mark(output: Any, log: PassLog, slot: Slot) -> Any:
 
 def _why(reasons: dict[str, str]) -> str:
     return "; ".join(f"{name} ({reason})" for name, reason in list(reasons.items())[:3]) or "layers= chose none"
+
+
+for _hook in (Sketcher._start, Sketcher._end):
+    compiled.run_as_it_is(_hook)
