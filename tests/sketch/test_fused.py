@@ -56,7 +56,11 @@ def test_kernels_against_double_precision(dtype: torch.dtype, shape: tuple[int, 
 
 
 @needs_gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor:UserWarning",
+    "ignore:TensorFloat32 tensor cores:UserWarning",
+)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_model_with_and_without_the_kernels(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
