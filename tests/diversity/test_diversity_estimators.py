@@ -115,9 +115,9 @@ def test_half_precision_sums_do_not_overflow():
 
 def test_the_table_is_read_in_chunks(monkeypatch):
     seen = []
-    convert = module.to_float64
+    convert = module.to_floats
     monkeypatch.setattr(module, "_CHUNK", 64)
-    monkeypatch.setattr(module, "to_float64", lambda part: seen.append(part.shape) or convert(part))
+    monkeypatch.setattr(module, "to_floats", lambda part: seen.append(part.shape) or convert(part))
     batch_size_bound(np.ones((33, 8), np.float16))
     assert seen == [(8, 8)] * 4 + [(1, 8)]
 

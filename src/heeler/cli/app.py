@@ -4,7 +4,7 @@ import typer
 
 from heeler.cli.coordination import coordination
 from heeler.cli.demo import demo
-from heeler.cli.diversity import diversity
+from heeler.cli.diversity import bench_diversity, diversity
 from heeler.cli.doctor import doctor
 from heeler.cli.epoch import epoch
 from heeler.cli.herding import herding
@@ -26,4 +26,5 @@ for command in (demo, doctor, train, sweep, report, herding, diversity):
 bench = typer.Typer(help="Measure Heeler on this machine: medians, with the spread.", no_args_is_help=True)
 for measurement in (overhead, solver, epoch, coordination):
     bench.command()(measurement)
+bench.command("diversity")(bench_diversity)
 app.add_typer(bench, name="bench")

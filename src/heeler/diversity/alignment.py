@@ -53,7 +53,8 @@ class Sums:
         self.count += len(vectors)
         self.squares += squares
         self.total += vectors.sum(axis=0)
-        self.moment += moments(vectors[::every], self.layouts)
+        if self.layouts:
+            self.moment += moments(vectors[::every].astype(np.float64), self.layouts)
 
 
 def align(

@@ -29,12 +29,16 @@ class EpochDiversity:
         self._key: Hashable = None
         self._found: Diversity | None = None
 
+    def is_known(self, key: Hashable) -> bool:
+        """Whether the table was read under this key."""
+        return key == self._key
+
     def read(self, table: Any, key: Hashable, lock: Any = None) -> Diversity | None:
         """Of the table's rows, read anew only under a new key; None before half of them have come.
 
         lock: held by another thread while it writes. Nobody waits for it: until it is free, what was read last stands.
         """
-        if key == self._key or table.seen.mean() < ENOUGH:
+        if self.is_known(key):
             return self._found
         if lock is None:
             self._read(table, key)
@@ -45,8 +49,14 @@ class EpochDiversity:
                 lock.release()
         return self._found
 
+    @property
+    def found(self) -> Diversity | None:
+        """What was read last."""
+        return self._found
+
     def _read(self, table: Any, key: Hashable) -> None:
-        self._found = diversity_of(table.rows, rows=table.seen, sketch=self._sketch, weights="moving")
+        if table.seen.mean() >= ENOUGH:
+            self._found = diversity_of(table.rows, rows=table.seen, sketch=self._sketch, weights="moving")
         self._key = key
 
     def forget(self) -> None:

@@ -36,12 +36,12 @@ from heeler.diversity.sketching import (
     as_rows,
     layouts_for,
     sketch_error,
-    to_float64,
+    to_floats,
 )
 
 _CHUNK = 1 << 18
-"""Numbers that are turned to float64 at a time: as many as a processor's cache holds."""
-_MOMENT_ROWS = 1024
+"""Numbers that are turned to floats at a time: as many as a processor's cache holds."""
+_MOMENT_ROWS = 512
 """Rows, at least, that the sketch's moments are taken from: they only enter the interval."""
 
 
@@ -257,8 +257,8 @@ def _picked(rows: ArrayLike | None, count: int) -> Any:
 
 
 def _chunks(table: Any, where: Any = None) -> Iterator[Floats]:
-    """(b, K) float64 at a time."""
+    """(b, K) at a time, as `to_floats` has them."""
     size = max(1, _CHUNK // table.shape[1])
     for start in range(0, len(table) if where is None else len(where), size):
         part = slice(start, start + size)
-        yield to_float64(table[part] if where is None else table[where[part]])
+        yield to_floats(table[part] if where is None else table[where[part]])

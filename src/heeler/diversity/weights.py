@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from heeler.diversity.alignment import BOUND, DIVERSITY, Sums, align, bound_of, invert, less_one
 from heeler.diversity.estimators import Diversity
 from heeler.diversity.measured import Estimate
-from heeler.diversity.sketching import SketchError, calibrate, pick_for_calibration, to_float64
+from heeler.diversity.sketching import SketchError, calibrate, pick_for_calibration, to_floats
 from heeler.sketch import Sketcher
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -78,7 +78,7 @@ def _one_pass(
     for batch in batches:
         count = _count(batch)
         (loss(model, batch) * count).backward()
-        rows = to_float64(sketcher.pop())
+        rows = to_floats(sketcher.pop())
         if len(rows) != count:
             raise ValueError(f"a batch of {count} examples gave {len(rows)} gradients: call the model once in `loss`")
         sums.add(rows)

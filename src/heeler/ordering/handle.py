@@ -235,14 +235,15 @@ class Handle:
         return advice(self._read_diversity(), sampler.batch_size * sampler.num_replicas)
 
     def _read_diversity(self) -> Diversity | None:
-        sampler = self.sampler
+        sampler, trained = self.sampler, self.sampler.positions.trained
         table = getattr(sampler.rule, "table", None)
-        if table is None:
-            return None
         # The last batch's sketches are filed at the next forward, so an epoch is as good as over without them.
-        last = sampler.positions.trained + sampler.batch_size >= len(sampler.indices)
-        lock = getattr(sampler.turnover, "using_rule", None)
-        return self._diversity.read(table, (sampler.epoch, last), lock)
+        key = sampler.epoch, trained + sampler.batch_size >= len(sampler.indices)
+        too_early = sampler.epoch == 0 and trained < len(sampler.indices) / 2
+        if table is None or too_early or self._diversity.is_known(key):
+            return self._diversity.found
+        self._deliver(wait=True)
+        return self._diversity.read(table, key, getattr(sampler.turnover, "using_rule", None))
 
     def _fingerprint(self) -> dict[str, Any]:
         return {
