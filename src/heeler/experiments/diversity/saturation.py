@@ -96,6 +96,10 @@ def _saturation(results: Sequence[Result]) -> Saturation:
     for result in results:
         if not result.run.options.get("measure"):
             trials.setdefault(result.run.batch_size, {}).setdefault(result.run.lr, []).append(result)
+    for rates in trials.values():  # a rate may have been given less time elsewhere: the longest runs count
+        for lr, found in rates.items():
+            longest = max(r.run.epochs for r in found)
+            rates[lr] = [r for r in found if r.run.epochs == longest]
     smallest = min(trials)
     curves = {b: {lr: Line("", found).mean(quantity) for lr, found in rates.items()} for b, rates in trials.items()}
     target = min(final_loss(curve) for curve in curves[smallest].values())
@@ -103,8 +107,8 @@ def _saturation(results: Sequence[Result]) -> Saturation:
     for batch in sorted(trials):
         reached = {lr: crossing(curve, target) for lr, curve in curves[batch].items()}
         best = min(reached, key=lambda lr: reached[lr])
-        same = (r for r in results if (r.run.batch_size, r.run.lr) == (batch, best) and r.run.options.get("measure"))
-        points.append(Point(batch, best, reached[best], [e["diversity"] for r in same for e in r.epochs]))
+        same = [r for r in results if (r.run.batch_size, r.run.lr) == (batch, best) and r.run.options.get("measure")]
+        points.append(Point(batch, best, reached[best], [e["diversity"] for e in same[-1].epochs] if same else []))
     return Saturation(
         task=first.run.task,
         variant=first.run.name,
