@@ -202,6 +202,12 @@ def test_sweeps_vary_something_and_name_it(name):
     assert all(len(keys) == 1 for keys in by_name.values())  # one line, one setting
 
 
+def test_momentum_keeps_the_effective_rate():
+    rates = {run.name: run.lr for run in plans.sweep("optimizer", "digits-mlp", 1) if run.rule == "herd"}
+    assert rates == {"herd SGD": 0.03, "herd AdamW": 1e-3}
+    assert plans.sweep("optimizer", "hmda", 1)[0].lr == 5e-3  # published with momentum 0.9
+
+
 def test_the_runner_needs_neither_typer_nor_rich_nor_matplotlib(tiny, tmp_path):
     (tmp_path / "plan.json").write_text('[{"task": "digits", "rules": ["random"], "seeds": 2, "epochs": 1}]')
     script = (

@@ -106,4 +106,5 @@ def _panel(axes: Any, shown: Sequence[Variant], quantity: str) -> None:
         )
     axes.set(yscale="log", ylabel="f − f*" if quantity == "suboptimality" else "training loss")
     axes.set_xticks(range(len(shown)), [v.name for v in shown], fontsize=8, rotation=20 if len(shown) > 3 else 0)
+    charts.plain_decimals(axes)
     charts.plain(axes)

@@ -13,6 +13,7 @@ from heeler.experiments.tasks import get_task
 
 # Okabe and Ito's colours, told apart with any colour vision. Known rules keep theirs from chart to chart.
 COLOURS = {"random": "#7f7f7f", "id-grab": "#E69F00", "cd-grab": "#0072B2", "herd": "#D55E00"}
+COLOURS |= {"herd, all layers": "#7A3300"}
 OTHERS = ("#009E73", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 DASHES = ("-", "--", "-.", ":")
 NAMES = {
@@ -102,7 +103,7 @@ def panel(axes: Any, lines: Sequence[Line], x: str, y: str) -> None:
         axes.xaxis.set_major_locator(whole_numbers())
     if logarithmic:
         axes.set_yscale("log")
-        _plain_decimals(axes)
+        plain_decimals(axes)
     plain(axes)
 
 
@@ -119,7 +120,7 @@ def whole_numbers() -> Any:
     return MaxNLocator(nbins=6, integer=True)
 
 
-def _plain_decimals(axes: Any) -> None:
+def plain_decimals(axes: Any) -> None:
     """On a short logarithmic scale 0.04, not 4 × 10⁻²."""
     low, high = axes.get_ylim()
     if low > 1e-3 and high < 100 * low:

@@ -124,11 +124,16 @@ def worker_counts(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
 
 
 def optimizers(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
-    """SGD with momentum against AdamW, each at a rate of its own; no theory covers Adam."""
+    """SGD with momentum against AdamW, each at a rate of its own; no theory covers Adam.
+
+    SGD keeps the task's effective rate, lr / (1 − momentum): ten times that would only diverge.
+    """
     adam = {**changes, "optimizer": "adamw", "lr": changes.get("adam_lr", 1e-3)}
     adam.pop("adam_lr", None)
     sgd = {k: v for k, v in changes.items() if k != "adam_lr"}
-    sgd = {**sgd, "optimizer": "sgd", "momentum": 0.9}
+    defaults = get_task(task).defaults
+    lr = changes.get("lr", defaults["lr"]) * (1 - 0.9) / (1 - defaults.get("momentum", 0.0))
+    sgd = {**sgd, "optimizer": "sgd", "momentum": 0.9, "lr": round(lr, 10)}
     rules = ["random", "cd-grab", "herd"]
     return comparison(task, rules, seeds, label="{rule} SGD", **sgd) + comparison(
         task, rules, seeds, label="{rule} AdamW", **adam

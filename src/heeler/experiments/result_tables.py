@@ -62,14 +62,17 @@ def _foot(summary: Summary, source: Source) -> str:
 
 
 def _vectors(lines: Sequence[Line]) -> Iterator[str]:
-    """What each rule saw of a gradient."""
+    """What each rule saw of a gradient; rules that saw alike together."""
+    alike: dict[str, list[str]] = {}
     for line in lines:
         seen = line.results[0].start.get("vectors")
         if seen:
             kind = f"{'full gradients,' if seen['exact'] else 'sketches of'} {seen['numbers']:,} numbers"
             share = seen["covered_parameters"]
-            part = f", of {100 * share:.2g}% of the parameters" if share < 0.9995 else ""
-            yield f"{NAMES.get(line.name, line.name)}: {kind}{part}."
+            part = f", of {_percent(share)} of the parameters" if share < 0.9995 else ""
+            alike.setdefault(kind + part, []).append(NAMES.get(line.name, line.name))
+    for what, names in alike.items():
+        yield f"{', '.join(names)}: {what}."
 
 
 def provenance(source: Source, lines: Sequence[Line]) -> str:
@@ -85,13 +88,15 @@ def provenance(source: Source, lines: Sequence[Line]) -> str:
 def goals(sources: Sequence[Source]) -> str:
     """Row by row: is Heeler worse than random, better than CD-GraB, how many of random's epochs does it need."""
     head = ["task", "no worse than random", "beats CD-GraB", "epochs to random's last loss", "÷ all", "÷ random's own"]
-    lines = [markdown_row(head), markdown_row(["---"] * 4 + ["---:"] * 2)]
-    for summary in (summary for source in sources for summary in source.summaries()):
+    lines = [markdown_row([*head, "seeds"]), markdown_row(["---"] * 4 + ["---:"] * 3)]
+    summaries = [summary for source in sources for summary in source.summaries()]
+    for summary in sorted(summaries, key=lambda summary: not get_task(summary.task).convex):
         rows = {row.name: row for row in summary.rows}
         for name in ("herd", ALL_LAYERS):
             if {"random", name} <= rows.keys():
                 more = ", all layers tapped" if name == ALL_LAYERS else ""
-                lines.append(markdown_row([get_task(summary.task).summary + more, *_verdicts(rows, name)]))
+                cells = [get_task(summary.task).summary + more, *_verdicts(rows, name), f"{rows[name].seeds}"]
+                lines.append(markdown_row(cells))
     return "\n".join(lines)
 
 
@@ -142,7 +147,11 @@ def _tapped(line: Line) -> str:
     first = line.results[0]
     share = (first.start.get("vectors") or {}).get("covered_parameters", 1.0)
     kind = "default" if first.run.layers is None else first.run.layers.removeprefix("name:")
-    return f"{kind}: {100 * share:.2g}% of the parameters"
+    return f"{kind}: {_percent(share)} of the parameters"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
 def _metric_name(metric: str) -> str:

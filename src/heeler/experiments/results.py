@@ -17,6 +17,7 @@ from pathlib import Path
 from heeler.experiments import ablations
 from heeler.experiments.packed import Source, pack, read_source
 from heeler.experiments.result_tables import goals, provenance, task_table, timing
+from heeler.experiments.tasks import get_task
 
 ABOUT = ("command", "machine", "commit", "note", "extra")
 
@@ -60,7 +61,7 @@ def draw(sources: Sequence[Source], target: Path) -> None:
     from heeler.experiments import charts
 
     summaries = [summary for source in sources if not source.about.get("extra") for summary in source.summaries()]
-    charts.draw_grid(summaries, target)
+    charts.draw_grid(sorted(summaries, key=lambda summary: not get_task(summary.task).convex), target)
 
 
 def draw_sweeps(sources: Sequence[Source], target: Path) -> None:

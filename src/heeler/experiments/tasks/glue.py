@@ -162,7 +162,7 @@ class Glue(LinearTask):
     """Softmax regression on frozen embeddings. Option `task`: SST-2 (default), CoLA, MRPC, RTE."""
 
     name = "glue"
-    summary = "GLUE SST-2, logistic regression on MiniLM embeddings (convex)"
+    summary = "GLUE SST-2, regression on MiniLM (convex)"
     task = "SST-2"
     defaults = {  # noqa: RUF012
         "epochs": 20,
@@ -186,19 +186,19 @@ class Glue(LinearTask):
 
 class GlueCoLA(Glue):
     name = "glue-cola"
-    summary = "GLUE CoLA, logistic regression on MiniLM embeddings (convex)"
+    summary = "GLUE CoLA, regression on MiniLM (convex)"
     task = "CoLA"
 
 
 class GlueRTE(Glue):
     name = "glue-rte"
-    summary = "GLUE RTE, logistic regression on MiniLM embeddings of both sentences (convex)"
+    summary = "GLUE RTE, regression on MiniLM (convex)"
     task = "RTE"
 
 
 class GlueMRPC(Glue):
     name = "glue-mrpc"
-    summary = "GLUE MRPC, logistic regression on MiniLM embeddings of both sentences (convex)"
+    summary = "GLUE MRPC, regression on MiniLM (convex)"
     task = "MRPC"
 
 
