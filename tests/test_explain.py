@@ -235,3 +235,13 @@ def test_an_accelerator_is_looked_over():
     plain = heeler.explain(LeNet(), 100, 10, trainer=accelerate.Accelerator(cpu=True))
     assert plain.works
     assert said(plain, "note", "accelerate replaces or deals out samplers")
+
+
+def test_a_lightning_trainer_is_looked_over(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "default_root_dir": tmp_path}
+    overfitting = lightning.Trainer(overfit_batches=1, **quiet)
+    assert said(heeler.explain(LeNet(), 100, 10, trainer=overfitting), "stops", "overfit_batches")
+    plain = heeler.explain(LeNet(), 100, 10, trainer=lightning.Trainer(**quiet))
+    assert plain.works
+    assert said(plain, "note", "lightning replaces")
