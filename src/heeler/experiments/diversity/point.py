@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -97,10 +98,16 @@ def _ratio(one: float, other: float) -> float | None:
 def path_bound(bounds: Sequence[float | None]) -> float:
     """The bound of a whole training run from those at its epochs' ends: as work adds up, 1/B is averaged.
 
-    By the trapezoidal rule, so that the first and the last point count for half an epoch each.
+    Between two ends B is taken to change exponentially, for it often changes tenfold in an epoch.
     """
     inverses = [0.0 if b is None else 1 / b for b in bounds]
-    if len(inverses) > 1:
-        inverses[0], inverses[-1] = inverses[0] / 2, inverses[-1] / 2
-    mean = sum(inverses) / max(len(inverses) - 1, 1)
+    parts = [_mean_between(*pair) for pair in pairwise(inverses)] or inverses
+    mean = sum(parts) / len(parts)
     return 1 / mean if mean > 0 else math.inf
+
+
+def _mean_between(one: float, other: float) -> float:
+    """The mean of a quantity that goes from one value to another exponentially."""
+    if one <= 0 or other <= 0 or math.isclose(one, other):
+        return (one + other) / 2
+    return (one - other) / math.log(one / other)
