@@ -127,11 +127,12 @@ def _launch(name: str, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], 
 
 
 # Inside torch.compile the kernels are operators, which every version of the compiler takes as they are. Defined by the
-# library's own calls: `custom_op` wraps them in Python that costs as much as the kernel runs.
+# library's own calls: `custom_op` wraps them in Python that costs as much as the kernel runs. With a flexible layout,
+# else the compiler writes each of their inputs a second time, in the layout it had while tracing.
 
 _library = torch.library.Library("heeler", "DEF")
-_library.define("project(Tensor a, Tensor p, Tensor? offset) -> Tensor")
-_library.define("contract(Tensor g, Tensor p, Tensor x, bool grad_first) -> Tensor")
+_library.define("project(Tensor a, Tensor p, Tensor? offset) -> Tensor", tags=(torch.Tag.flexible_layout,))
+_library.define("contract(Tensor g, Tensor p, Tensor x, bool grad_first) -> Tensor", tags=(torch.Tag.flexible_layout,))
 _library.impl("project", _project, "CUDA")
 _library.impl("contract", _contract, "CUDA")
 

@@ -97,6 +97,9 @@ class Constant:
 
     def move(self, device: torch.device) -> None:
         self.single, self.half = self.single.to(device), self.half.to(device)
+        if device.type == "cuda":  # else CUDA graphs copy them in every step
+            torch._dynamo.mark_static_address(self.single)
+            torch._dynamo.mark_static_address(self.half)
 
     def like(self, other: Tensor) -> Tensor:
         if other.dtype == torch.bfloat16:
