@@ -232,6 +232,48 @@ def test_batch_in_dimension_one_and_flattened_tokens() -> None:
     check(Flattening(), torch.randn(BATCH, 3, 4))
 
 
+@pytest.mark.parametrize("kind", ["positions", "pairs", "two views", "routed"])
+def test_rows_that_are_not_the_examples_tokens_are_reported_not_guessed(kind: str) -> None:
+    """All of them have a multiple of the batch's rows, and none has them in an order that can be told."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd, self.plain = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean = x.mean(1)
+            if kind == "positions":
+                shift = self.odd(torch.linspace(0, 1, 2 * BATCH)[:, None] ** torch.arange(4))[: x.shape[1]]
+            elif kind == "pairs":
+                shift = self.odd((mean[:, None] - mean[None]).flatten(0, 1))[: x.shape[1]]
+            elif kind == "two views":
+                shift = self.odd(torch.cat([mean, -mean]))[: x.shape[1]]
+            else:
+                shift = self.odd(x.flatten(0, 1)[: 2 * BATCH])[: x.shape[1]]
+            out: Tensor = self.plain(x + shift)
+            return out
+
+    model = Odd()
+    sketcher = Sketcher(model, exact=True)
+    model(torch.randn(BATCH, 3, 4)).sum().backward()
+    assert "cannot be told" in sketcher.coverage.left_out["odd.weight"]
+    assert float(sketcher.pop()[:, :20].abs().max()) == 0.0
+
+
+def test_tokens_that_a_convolution_made_may_be_flattened() -> None:
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch, self.mix = nn.Conv2d(2, 4, 3, stride=3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.patch(x).flatten(2).transpose(1, 2)  # (B, 6, 4)
+            return self.mix(tokens.flatten(0, 1)).unflatten(0, (len(x), -1))
+
+    check(Patches(), torch.randn(BATCH, 2, 7, 11))
+
+
 def test_users_can_add_a_rule() -> None:
     class Scale(nn.Module):
         def __init__(self) -> None:

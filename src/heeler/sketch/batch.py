@@ -25,32 +25,37 @@ def first_tensor(args: Any, at_least: int) -> Tensor | None:
     return None
 
 
-def by_example(x: Tensor, batch: int, batch_dim: int) -> Tensor:
+def by_example(x: Tensor, batch: int, batch_dim: int, shapes: list[tuple[int, ...]]) -> Tensor:
     """(..., n) with the batch in `batch_dim` → (B, T, n), all other leading dimensions being tokens T.
 
     (B, n), one token an example, stays as it is: views cost more than arithmetic in small models.
 
     A tensor whose leading dimensions were flattened on the way ((B·T, n), or (T·B, n) where batch_dim is 1) is taken
-    apart again.
+    apart again. `shapes` are those of whole examples that were seen; T must be found in one of them, since rows that
+    merely are a multiple of B may be anything: positions, pairs, what a router sent.
     """
     if x.ndim == 2 and x.shape[0] == batch:
         return x
     n = x.shape[-1]
-    if batch_dim == 0 or x.ndim == 1:
-        if x.ndim == 1 or x.shape[0] % batch:
-            raise NoBatchDimension(_explain(x, batch, batch_dim))
-        return x.reshape(batch, -1, n)
     if x.ndim > batch_dim + 1 and x.shape[batch_dim] == batch:
-        return x.movedim(batch_dim, 0).reshape(batch, -1, n)
-    if batch_dim == 1 and x.shape[0] % batch == 0:
-        return x.reshape(-1, batch, n).transpose(0, 1)
-    raise NoBatchDimension(_explain(x, batch, batch_dim))
-
-
-def _explain(x: Tensor, batch: int, batch_dim: int) -> str:
-    return (
-        f"a layer was called with shape {tuple(x.shape)}, which cannot be split into the {batch} examples of this "
-        f"batch (batch_dim={batch_dim}); if the batch lies in another dimension pass batch_dim=..., if it is not a "
-        f"dimension of the model's first tensor argument pass batch_dim=lambda args, kwargs: batch_size, and leave "
-        f"out layers that mix examples with layers=lambda name, module: ..."
+        return (x if batch_dim == 0 else x.movedim(batch_dim, 0)).reshape(batch, -1, n)
+    if x.ndim > 1 and batch_dim < 2 and x.shape[0] % batch == 0 and is_stretch(x.shape[0] // batch, shapes):
+        return x.reshape(batch, -1, n) if batch_dim == 0 else x.reshape(-1, batch, n).transpose(0, 1)
+    raise NoBatchDimension(
+        f"a layer was called with shape {tuple(x.shape)}, in which the {batch} examples of this batch cannot be told "
+        f"(batch_dim={batch_dim}); if the batch lies in another dimension pass batch_dim=..., if it is not a dimension "
+        f"of the model's first tensor argument pass batch_dim=lambda args, kwargs: batch_size, and leave out layers "
+        f"that mix examples with layers=lambda name, module: ..."
     )
+
+
+def is_stretch(length: int, shapes: list[tuple[int, ...]]) -> bool:
+    """Whether some of a shape's dimensions, one after the other, have this product."""
+    for shape in shapes:
+        for start in range(len(shape)):
+            product = 1
+            for size in shape[start:]:
+                product = product * size
+                if product == length:
+                    return True
+    return False

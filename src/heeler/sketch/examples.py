@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from heeler.sketch.batch import by_example
+from heeler.sketch.batch import by_example, is_stretch
 
 
 class Examples:
@@ -13,12 +13,22 @@ class Examples:
 
     def __init__(self, batch: int, batch_dim: int) -> None:
         self.batch, self.batch_dim = batch, batch_dim
+        self.shapes: list[tuple[int, ...]] = []
+        """Of single examples, in the model's input and in layers' outputs of this pass; see `by_example`."""
         self.sums: Sums | None = None
         """Where a rule may add its part in place, instead of returning it."""
 
+    def note(self, x: Tensor) -> None:
+        """Remember the shape of an example in x, if it says anything new about how many tokens there are."""
+        shape, dim = x.shape, self.batch_dim
+        if len(shape) > dim + 1 and shape[dim] == self.batch:
+            one = (*shape[:dim], *shape[dim + 1 :])
+            if not is_stretch(one[0], self.shapes):
+                self.shapes.append(one)
+
     def split(self, x: Tensor) -> Tensor:
         """(..., n) → (B, T, n)."""
-        return by_example(x, self.batch, self.batch_dim)
+        return by_example(x, self.batch, self.batch_dim, self.shapes)
 
 
 class Sums:

@@ -94,7 +94,7 @@ class PassLog:
 
     # Eager passes
 
-    def open(self, batch: int, device: torch.device) -> None:
+    def open(self, batch: int, device: torch.device) -> Examples:
         """Start an eager pass of `batch` examples."""
         if self.on_forward is not None:
             self.on_forward()
@@ -106,6 +106,7 @@ class PassLog:
             self.lend_leaf(slot)
         self.current = slot
         self.running = True
+        return slot.examples
 
     def begin(self, owner: Pass, task: int, below: tuple[Any, ...], device: torch.device) -> bool:
         """The first listener of a pass hears a gradient: whether this backward counts."""
@@ -148,7 +149,7 @@ class PassLog:
 
     # Compiled passes
 
-    def open_traced(self, batch: int) -> None:
+    def open_traced(self, batch: int) -> Examples:
         """Start a pass inside a compiled forward: only operations that `torch.compile` can trace."""
         depth = self.depth
         slot = self.slots[depth]
@@ -157,6 +158,7 @@ class PassLog:
         self.depth = min(depth + 1, SLOTS - 1)
         self.current = slot
         self.running = True
+        return slot.examples
 
     def arm(self, capacity: int, device: torch.device) -> None:
         """Put a fresh leaf of `capacity` rows into every slot."""
