@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +114,23 @@ def test_compiled_evaluation_and_disabled_open_no_pass() -> None:
     sketcher.enabled = True
     F.cross_entropy(run(x), y).backward()
     assert relative_error(sketcher.pop(), expected) < 1e-5
+
+
+def test_a_rule_that_fails_while_it_is_compiled_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    model, (x, y) = make(), data()
+    sketcher = Sketcher(model, exact=True)
+    site = next(site for site in sketcher._sites if site.name == "head")
+
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    site.rule.keep = fail  # type: ignore[method-assign]
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        F.cross_entropy(run(x), y).backward()
+        assert bool(sketcher.pop().isfinite().all())
+    assert "a bug" in sketcher.coverage.left_out["head.weight"]
+    assert [record.name for record in caplog.records if record.levelname == "WARNING"] == ["heeler"]
 
 
 def test_compiled_submodule_in_an_eager_model() -> None:

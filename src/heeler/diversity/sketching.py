@@ -96,8 +96,8 @@ def layouts_of(sketcher: Sketcher) -> tuple[Layout, ...] | None:
     """What to give as `sketch=` for this sketcher's sketches; None if it is exact."""
     if sketcher.exact:
         return None
-    matrices = [m for site in sketcher._sites for m in site.matrices if isinstance(m, Matrix)]
-    alone = len(matrices) == 1 and not any(site.vectors for site in sketcher._sites)
+    matrices = [part for part in sketcher.projections if isinstance(part, Matrix)]
+    alone = len(sketcher.projections) == 1
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for matrix in matrices:
         spec = matrix.spec

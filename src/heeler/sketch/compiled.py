@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,14 @@ def lend_leaf(key: str) -> int:
 @torch._dynamo.assume_constant_result
 def warn_of_lost_batch(key: str) -> int:
     _REGISTRY[key]._warn_of_lost_batch()
+    return 0
+
+
+@torch._dynamo.assume_constant_result
+def warn_of_failed_rule(site: str) -> int:
+    logging.getLogger("heeler").warning(
+        "%s is not sketched: its rule failed while it was compiled; print(sketcher.coverage) says how", site
+    )
     return 0
 
 

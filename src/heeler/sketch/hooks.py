@@ -37,6 +37,8 @@ class SiteHook:
         slot = log.current
         if slot is None or site.broken:
             return None
+        if isinstance(output, Tensor) and output.ndim > 2:
+            slot.examples.note(output)
         if torch.compiler.is_compiling():
             return self._traced(slot, args, kwargs, output) if log.running and torch.is_grad_enabled() else None
         listens = log.running
@@ -121,6 +123,7 @@ def _tapped(site: Site, slot: Slot, log: PassLog, args: tuple[Any, ...], kwargs:
         return None
     # Not the pass's own: a tap's part is returned to autograd, never added in place.
     examples = Examples(slot.examples.batch, slot.examples.batch_dim)
+    examples.shapes = slot.examples.shapes
     kept = _keep(site, slot, args, kwargs, output)
     if kept is None:
         return None
@@ -140,6 +143,10 @@ def _keep(site: Site, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any],
                 return site.rule.keep(site, call)
         except NoBatchDimension as problem:
             site.problem = str(problem)
+            return None
+        except Exception as error:  # not an operator's: the compiler raises those itself, naming the rule's line
+            site.problem, site.broken = f"its rule failed: {error}", True
+            compiled.warn_of_failed_rule(site.name)
             return None
     try:
         if slot.autocast is None:

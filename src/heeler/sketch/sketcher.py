@@ -14,6 +14,7 @@ from heeler.sketch.batch import first_tensor
 from heeler.sketch.coverage import Coverage, Line
 from heeler.sketch.hooks import SiteHook
 from heeler.sketch.passes import PassLog, Slot
+from heeler.sketch.projection import AnyMatrix, AnyVector
 from heeler.sketch.selection import Layers, choose
 from heeler.sketch.sites import clean_name, covered_names, draw, lay_out, survey
 from heeler.sketch.tap import Marker
@@ -175,6 +176,11 @@ class Sketcher:
             lines.append(Line(name, parameter.numel(), rule, "" if rule else reason))
         return Coverage(lines, parameters, self.dim, self.exact)
 
+    @property
+    def projections(self) -> list[AnyMatrix | AnyVector]:
+        """What every covered weight (a `Matrix`) and every gain or bias of a norm (a `Vector`) is sketched with."""
+        return [part for site in self._sites for part in (*site.matrices, *site.vectors.values())]
+
     def detach(self) -> None:
         """Remove every hook; the model is as it was."""
         for handle in self._handles:
@@ -189,7 +195,9 @@ class Sketcher:
         log.running = False
         if not (log.enabled and module.training and torch.is_grad_enabled()):
             return
-        found = first_tensor((args, kwargs), self._batch_dim + 1)
+        found = args[0] if args else None  # nearly always; the search costs as much as all the rest
+        if not isinstance(found, Tensor) or found.ndim <= self._batch_dim:
+            found = first_tensor((args, kwargs), self._batch_dim + 1)
         batch = self._batch_size(args, kwargs, found)
         if batch is None:
             log.current, log.lost = None, True
@@ -204,11 +212,13 @@ class Sketcher:
             if capacity > armed or device != log.device:
                 index = -1 if device.index is None else device.index
                 compiled.prepare(self._key, capacity, device.type, index)
-            log.open_traced(batch)
+            examples = log.open_traced(batch)
         else:
             if device != log.device:
                 self._move(device)
-            log.open(batch, device)
+            examples = log.open(batch, device)
+        if found is not None:
+            examples.note(found)
 
     def _start_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The same as a part of the compiled code, so that `compiled.watch` notices where that is not this model's."""
