@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from heeler.experiments import plans
+from heeler.experiments import charts, plans
 from heeler.experiments import run as runner
 from heeler.experiments.records import Result, carry_out, from_records, is_finished, read_results, result_path
 from heeler.experiments.report import html, write_report
@@ -150,6 +150,26 @@ def test_lines_come_in_the_rules_order_and_numbers_by_size():
     names = ["herd K=1024", "herd K=16", "herd", "cd-grab", "random"]
     lines = [Line(name, [made_up(name.split()[0], 0, [1, 1])]) for name in names]
     assert [line.name for line in by_rule(lines)] == ["random", "cd-grab", "herd", "herd K=16", "herd K=1024"]
+
+
+def test_in_a_sweep_each_line_is_timed_to_random_with_the_same_setting():
+    def line(name, losses):
+        return Line(name, [made_up(name.split()[0], 0, losses)])
+
+    lines = [line("random lr=1", [9, 5, 3]), line("herd lr=1", [9, 3, 2]), line("random lr=4", [9, 8, 8])]
+    lines += [line("herd lr=4", [9, 9, 7]), line("herd lr=9", [9, 1, 1])]
+    rows = {row.name: (row.baseline, row.epochs_to_target) for row in summarise("digits", lines).rows}
+    assert rows["herd lr=1"] == ("random lr=1", 1)
+    assert rows["herd lr=4"] == ("random lr=4", 2)
+    assert rows["herd lr=9"] == (None, None)
+
+
+def test_variants_of_a_rule_are_shades_of_its_colour():
+    drawn = charts.styles(["random", "herd K=16", "herd K=64", "herd K=256", "else"])
+    assert drawn[0] == (charts.COLOURS["random"], "-")
+    assert len(set(drawn)) == 5
+    assert all(red > green > blue for (red, green, blue), _ in drawn[1:4])  # vermilion, from light to dark
+    assert drawn[1][0][0] > drawn[3][0][0]
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])

@@ -70,8 +70,7 @@ def draw_bounds(curves: dict[str, Floats], target: Path | BinaryIO) -> None:
     """Each line's herding bound by epoch, over that of a random order. PNG."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
-    for number, (name, values) in enumerate(curves.items()):
-        colour, dash = style(name, number)
+    for (name, values), (colour, dash) in zip(curves.items(), styles(list(curves)), strict=True):
         axes.plot(np.arange(1, values.size + 1), values, color=colour, linestyle=dash, linewidth=2, label=name)
     axes.axhline(1.0, color="#7f7f7f", linewidth=1, linestyle=":")
     axes.set(xlabel="epoch", ylabel="herding bound ÷ random order's", yscale="log")
@@ -87,8 +86,7 @@ def draw_bounds(curves: dict[str, Floats], target: Path | BinaryIO) -> None:
 def panel(axes: Any, lines: Sequence[Line], x: str, y: str) -> None:
     """One chart: the mean over seeds, with all seeds between the shaded edges."""
     logarithmic = _spans_decades(lines, y)
-    for number, line in enumerate(lines):
-        colour, dash = style(line.name, number)
+    for line, (colour, dash) in zip(lines, styles([line.name for line in lines]), strict=True):
         seeds = line.all_seeds(y)
         seeds = np.where(np.isfinite(seeds), seeds, np.nan)
         mean, low, high = seeds.mean(axis=0), seeds.min(axis=0), seeds.max(axis=0)
@@ -139,11 +137,29 @@ def _spans_decades(lines: Sequence[Line], y: str) -> bool:
     return bool(values.size and values.min() > 0 and values.max() > 5 * values.min())
 
 
-def style(name: str, number: int) -> tuple[str, str]:
-    """A line's colour and dash: a rule's own, or one after the other."""
-    if name in COLOURS:
-        return COLOURS[name], "-"
-    return OTHERS[number % len(OTHERS)], DASHES[(number // len(OTHERS)) % len(DASHES)]
+def styles(names: Sequence[str]) -> list[tuple[Any, str]]:
+    """Each line's colour and dash: a rule's own; its variants in shades of it; anything else one after the other."""
+    found: list[tuple[Any, str]] = []
+    variants: dict[str, list[str]] = {}
+    for name in names:
+        variants.setdefault(name.split()[0], []).append(name)
+    for number, name in enumerate(names):
+        rule, own = name.split()[0], variants[name.split()[0]]
+        if name in COLOURS:
+            found.append((COLOURS[name], "-"))
+        elif rule in COLOURS:
+            place = own.index(name)
+            found.append((_shade(COLOURS[rule], place / max(len(own) - 1, 1)), DASHES[place % len(DASHES)]))
+        else:
+            found.append((OTHERS[number % len(OTHERS)], DASHES[(number // len(OTHERS)) % len(DASHES)]))
+    return found
+
+
+def _shade(colour: str, share: float) -> tuple[float, ...]:
+    """From half white (0) to half black (1)."""
+    channels = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    mixed = channels + (1 - channels) * (0.45 - 0.9 * share) if share < 0.5 else channels * (1 - 0.9 * (share - 0.5))
+    return tuple(mixed.clip(0, 1).tolist())
 
 
 def name_lines(axes: Any, gap: float = 14.0, width: float = 60.0) -> None:

@@ -83,15 +83,15 @@ def _section(table: Summary) -> list[str]:
 
 def _main_table(table: Summary) -> str:
     epochs = sorted({e for row in table.rows for e in row.loss_at})
-    base = next((row for row in table.rows if row.name == table.baseline), None)
+    by_name = {row.name: row for row in table.rows}
     quantity = charts.NAMES.get(table.quantity, table.quantity)
-    base_name = escape(table.baseline or "baseline")
-    head = ["", *(f"epoch {e}" for e in epochs), f"epochs / s to<br>{base_name}'s last"]
-    head += [charts.NAMES.get(table.metric, table.metric), "s an epoch", f"× {base_name}", "seeds"]
+    head = ["", *(f"epoch {e}" for e in epochs), "epochs / s to<br>random's last"]
+    head += [charts.NAMES.get(table.metric, table.metric), "s an epoch", "× random", "seeds"]
     rows = []
     for row in table.rows:
         cells = [escape(row.name)]
         cells += [short(*row.loss_at[e]) if e in row.loss_at else "" for e in epochs]
+        base = by_name.get(row.baseline or "")
         ratio = f"{row.seconds_an_epoch / base.seconds_an_epoch:.2f}" if base else "–"
         seeds = f"{row.seeds}" + (f", {row.diverged} diverged" if row.diverged else "")
         cells += [reached(row), metric(table.metric, row), f"{row.seconds_an_epoch:.3g}", ratio, seeds]
@@ -100,11 +100,9 @@ def _main_table(table: Summary) -> str:
 
 
 def _in_short(table: Summary) -> list[str]:
-    """One sentence a line: when it was where the baseline ended."""
-    base = next((row for row in table.rows if row.name == table.baseline), None)
-    if base is None:
-        return []
-    told = [_told(row, base) for row in table.rows if row is not base]
+    """One sentence a line: when it was where its baseline ended."""
+    by_name = {row.name: row for row in table.rows}
+    told = [_told(row, by_name[row.baseline]) for row in table.rows if row.baseline not in (None, row.name)]
     return [f"<p>{escape(' '.join(told))}</p>"] if told else []
 
 

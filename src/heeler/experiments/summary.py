@@ -50,6 +50,8 @@ class Row:
     seeds: int
     loss_at: dict[int, tuple[float, float]]
     """Epoch → mean and sample standard deviation over seeds of the curve's quantity."""
+    baseline: str | None
+    """The line it is timed to: random's with the same setting varied, or random's alone; None: there is none."""
     epochs_to_target: int | None
     seconds_to_target: float | None
     metric: tuple[float, float]
@@ -98,13 +100,20 @@ def by_rule(lines: Sequence[Line]) -> list[Line]:
 
 
 def summarise(task: str, lines: list[Line], baseline: str = "random") -> Summary:
-    """The table of one task. Without a line called `baseline` there is no target."""
+    """The table of one task. Without a line called `baseline`, alone or with a line's own setting, there is no target."""
     quantity = curve_quantity(task)
     metric = get_task(task).metric
-    base = next((line for line in lines if line.name == baseline), None)
+    by_name = {line.name: line for line in lines}
+    base = by_name.get(baseline)
+    rows = [_row(line, quantity, metric, own_baseline(line, by_name, baseline)) for line in lines]
     target = float(base.mean(quantity)[-1]) if base is not None else None
-    rows = [_row(line, quantity, metric, target) for line in lines]
     return Summary(task, quantity, metric, target, baseline if base is not None else None, lines, rows)
+
+
+def own_baseline(line: Line, by_name: dict[str, Line], baseline: str) -> Line | None:
+    """ "random lr=4" for "herd lr=4" in a sweep of rates; else plain "random"."""
+    varied = line.name.removeprefix(line.results[0].run.rule)
+    return by_name.get(baseline + varied, by_name.get(baseline))
 
 
 def curve_quantity(task: str) -> str:
@@ -124,13 +133,14 @@ def first_reached(curve: Floats, target: float) -> int | None:
     return int(reached[0]) + 1 if reached.size else None
 
 
-def _row(line: Line, quantity: str, metric: str, target: float | None) -> Row:
+def _row(line: Line, quantity: str, metric: str, base: Line | None) -> Row:
     values, measures = line.all_seeds(quantity), line.all_seeds(metric)
-    reached = None if target is None else first_reached(values.mean(axis=0), target)
+    reached = None if base is None else first_reached(values.mean(axis=0), float(base.mean(quantity)[-1]))
     return Row(
         name=line.name,
         seeds=len(line.results),
         loss_at={e: _spread(values[:, e]) for e in shown_epochs(values.shape[1] - 1)},
+        baseline=None if base is None else base.name,
         epochs_to_target=reached,
         seconds_to_target=None if reached is None else float(line.seconds()[reached]),
         metric=_spread(measures[:, -1]),

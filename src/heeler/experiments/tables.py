@@ -36,8 +36,7 @@ def _table(summary: Summary, epochs: list[int]) -> Table:
     title = f"{get_task(summary.task).summary}: {summary.quantity.replace('_', ' ')} after epoch …, mean ± s.d."
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
-    baseline = summary.baseline or "baseline"
-    heads = [*map(str, epochs), f"epochs / s to\n{baseline}'s last", summary.metric.replace("_", "\n"), "s an\nepoch"]
+    heads = [*map(str, epochs), "epochs / s to\nrandom's last", summary.metric.replace("_", "\n"), "s an\nepoch"]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for row in summary.rows:
@@ -75,6 +74,8 @@ def markdown_row(cells: Sequence[str]) -> str:
 
 
 def reached(row: Row) -> str:
+    if row.baseline is None:
+        return "–"
     if row.epochs_to_target is None:
         return "not reached"
     return f"{row.epochs_to_target} / {row.seconds_to_target:.2g} s"
