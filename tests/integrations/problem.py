@@ -54,6 +54,13 @@ class Net(nn.Module):
         return {"loss": loss}
 
 
+class Silent(Net):
+    """Writes nothing down, so that it can be compiled in one piece."""
+
+    def forward(self, x: Tensor, labels: Tensor, index: Tensor) -> dict[str, Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.layers(x), labels)}
+
+
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import heeler.integrations.lightning
 from heeler.integrations.lightning import HeelerCallback
-from tests.integrations.problem import EPOCHS, EXAMPLES, OPTIONS, Net, check_orders, loader, plain_loop, sgd
+from tests.integrations.problem import EPOCHS, EXAMPLES, OPTIONS, Net, Silent, check_orders, loader, plain_loop, sgd
 from tests.integrations.worlds import in_world
 
 Outcome = dict[str, Any]
@@ -157,6 +157,24 @@ def logged_and_left_as_it_was(folder: Path) -> None:
 
 def test_numbers_in_the_loggers_and_nothing_left_behind(tmp_path: Path) -> None:
     in_world(1, logged_and_left_as_it_was, tmp_path)
+
+
+def sketches(folder: Path, compiles: bool) -> list[list[float]]:
+    """What is in the table after two epochs of a model that is not changed."""
+    module = Module(Silent())
+    if compiles:
+        module.module.compile(backend="aot_eager")
+    callback = HeelerCallback(**OPTIONS)
+    made = trainer(folder, callbacks=[callback], max_epochs=2, gradient_clip_val=1e-30)
+    made.fit(module, loader(shuffle=True))
+    assert callback.handle is not None
+    assert callback.handle.metrics()["examples_with_sketch"] == 1.0
+    return callback.handle.state_dict()["sampler"]["rule"]["table"]["rows"].tolist()
+
+
+def test_a_compiled_part_has_the_same_sketches(tmp_path: Path) -> None:
+    (eager,), (compiled,) = (in_world(1, sketches, tmp_path, compiles) for compiles in (False, True))
+    torch.testing.assert_close(torch.tensor(compiled), torch.tensor(eager))
 
 
 def resumed_quietly(folder: Path) -> None:

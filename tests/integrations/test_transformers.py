@@ -22,6 +22,7 @@ from tests.integrations.problem import (
     SEED,
     Net,
     Points,
+    Silent,
     check_orders,
     plain_loop,
     sgd,
@@ -29,8 +30,8 @@ from tests.integrations.problem import (
 from tests.integrations.worlds import in_world
 
 
-def trainer(folder: Path, **arguments: Any) -> tuple[Trainer, Net, HeelerCallback]:
-    net = Net()
+def trainer(folder: Path, net: Net | None = None, **arguments: Any) -> tuple[Trainer, Net, HeelerCallback]:
+    net = net or Net()
     data = Points()
     made = Trainer(
         net, training_arguments(folder, **arguments), train_dataset=data, eval_dataset=data, optimizers=(sgd(net), None)
@@ -114,6 +115,34 @@ def bf16_and_logs(folder: Path) -> None:
 
 def test_bf16_and_numbers_in_the_trainers_own_logs(tmp_path: Path) -> None:
     in_world(1, bf16_and_logs, tmp_path)
+
+
+def compiled(folder: Path) -> None:
+    made, _, callback = trainer(folder, Silent(), torch_compile=True, torch_compile_backend="aot_eager")
+    made.train()
+    assert callback.handle is not None
+    assert callback.handle.ignored_passes == 0
+    numbers = callback.handle.metrics()
+    assert numbers["examples_with_sketch"] == 1.0
+    assert numbers["herding_bound"] < numbers["herding_bound_random"]
+
+
+def test_a_compiled_model(tmp_path: Path) -> None:
+    in_world(1, compiled, tmp_path)
+
+
+def last_batch_dropped(folder: Path) -> tuple[Any, Any]:
+    made, whole, _ = trainer(folder, dataloader_drop_last=True, save_strategy="epoch")
+    made.train()
+    made, resumed, _ = trainer(folder, dataloader_drop_last=True)
+    made.train(resume_from_checkpoint=str(folder / "checkpoint-11"))
+    return whole.seen, resumed.seen
+
+
+def test_an_epochs_end_where_the_last_batch_is_dropped(tmp_path: Path) -> None:
+    ((whole, resumed),) = in_world(1, last_batch_dropped, tmp_path)
+    assert len(whole) == EPOCHS * (EXAMPLES // BATCH)
+    assert resumed == whole[EXAMPLES // BATCH :]
 
 
 def twice_and_from_others(folder: Path) -> list[str]:
