@@ -6,7 +6,8 @@
 Accuracy: a task's model before, in the middle and at the end of a short training, on some examples, with many seeds of
 the projections. "sketches" are tables of 256 numbers an example; "default" is what the library keeps by default, whole
 gradients of small models; "measure" is `heeler.diversity.measure`. Cost: the table's reading once an epoch, and a
-streaming update at every step, against a training step of the same model on one thread.
+streaming update at every step, against a training step of the same model: the processor time of one thread, which other
+work on the machine does not lengthen.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def score(found: list[Measured], exact: float) -> dict[str, float]:
 
 
 def cost(model: str, batch: int, *, examples: int = 12_800, blocks: int = 15) -> dict[str, Any]:
-    """Milliseconds and microseconds a step, the medians of turns; `share`s are of the training step."""
+    """Milliseconds and microseconds of processor time a step, the medians of turns; `share`s are of the step."""
     torch.manual_seed(0)
     net, x, y = build(model, "", batch, "cpu")
     sketcher = Sketcher(net, layers="all")
@@ -153,7 +154,7 @@ def cost(model: str, batch: int, *, examples: int = 12_800, blocks: int = 15) ->
 
 def _seconds(call: Callable[[], Any], times: int) -> float:
     call()
-    started = time.perf_counter()
+    started = time.thread_time()
     for _ in range(times):
         call()
-    return (time.perf_counter() - started) / times
+    return (time.thread_time() - started) / times

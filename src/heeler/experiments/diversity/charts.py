@@ -10,29 +10,33 @@ import numpy as np
 
 from heeler.experiments import charts
 from heeler.experiments.diversity.saturation import DELTA, Saturation
-from heeler.experiments.diversity.variants import PLAIN
+from heeler.experiments.diversity.variants import MECHANISMS, PLAIN
 from heeler.experiments.tasks import get_task
 
 COLOURS = ("#000000", "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#D55E00")
 
 
 def draw(found: Sequence[Saturation], target: Path | BinaryIO) -> None:
-    """A row a task: the plain task's work by batch, that of all variants, and their bounds by epoch. PNG."""
+    """A row a task: the plain task's work by batch and its speed-up; the work of all variants; their bounds. PNG."""
     plt = charts.pyplot()
-    tasks = list(dict.fromkeys(one.task for one in found))
-    figure, grid = plt.subplots(len(tasks), 3, figsize=(16, 4.2 * len(tasks)), layout="constrained", squeeze=False)
-    for row, task in zip(grid, tasks, strict=True):
-        lines = [one for one in found if one.task == task]
-        for axes, kinds in zip(row, (("work", lines[:1]), ("work", lines), ("bound", lines)), strict=True):
-            draw_panel = work_panel if kinds[0] == "work" else bound_panel
-            draw_panel(axes, kinds[1])
+    tasks = {one.task: [other for other in found if other.task == one.task] for one in found}
+    columns = 4 if any(len(lines) > 1 for lines in tasks.values()) else 3
+    figure, grid = plt.subplots(
+        len(tasks), columns, figsize=(5.2 * columns, 4.2 * len(tasks)), layout="constrained", squeeze=False
+    )
+    for row, (task, lines) in zip(grid, tasks.items(), strict=True):
+        work_panel(row[0], lines[:1])
         row[0].set_title(get_task(task).summary, loc="left", fontweight="bold")
-        row[1].set_title("all variants; dashed: by the bound", loc="left", fontsize=10)
-        row[2].set_title("while the smallest batch trains", loc="left", fontsize=10)
+        speedup_panel(row[1], lines[0])
+        if columns == 4:
+            work_panel(row[2], lines)
+            row[2].set_title("all variants; dashed: by the bound", loc="left", fontsize=10)
+        bound_panel(row[-1], lines)
+        row[-1].set_title("while the smallest batch trains", loc="left", fontsize=10)
     figure.canvas.draw()
     for axes in grid.flat:
         charts.name_lines(axes)
-    figure.savefig(target, dpi=120, format="png")
+    figure.savefig(target, dpi=110, format="png")
     plt.close(figure)
 
 
@@ -49,6 +53,29 @@ def work_panel(axes: Any, lines: Sequence[Saturation]) -> None:
         _mark(axes, lines[0])
     axes.axhline(1 + DELTA, color="#7f7f7f", linewidth=1, linestyle=":")
     axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="work to the same loss ÷ smallest batch's")
+    ticks = sorted({p.batch for one in lines for p in one.points})
+    axes.set_xticks(ticks, [str(size) for size in ticks], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "235" else "")
+    charts.plain(axes)
+
+
+def speedup_panel(axes: Any, one: Saturation) -> None:
+    """Steps of the smallest batch over those of others: what many workers gain where a step takes as long for all."""
+    sizes = np.array([p.batch for p in one.points], float)
+    ideal = sizes / sizes[0]
+    axes.plot(sizes, ideal, color="#7f7f7f", linewidth=1, label="ideal")
+    axes.plot(
+        sizes, ideal / [one.growth(p) for p in one.points], color=COLOURS[0], marker="o", linewidth=2, label="measured"
+    )
+    if np.isfinite(one.bound):
+        said = ideal / [one.predicted_growth(b) for b in sizes]
+        axes.plot(sizes, said, color=COLOURS[0], linestyle="--", linewidth=1, label="by the bound")
+    axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="fewer steps to the same loss, times")
+    axes.set_xticks(sizes, [f"{size:g}" for size in sizes], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter("{x:g}")
     charts.plain(axes)
 
 
@@ -73,9 +100,18 @@ def bound_panel(axes: Any, lines: Sequence[Saturation]) -> None:
                 np.arange(bounds.size), bounds, color=COLOURS[number % len(COLOURS)], linewidth=2, label=one.variant
             )
     axes.set(yscale="log", xlabel="epoch", ylabel="batch-size bound B(w)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_formatter("{x:,g}")
     charts.plain(axes)
 
 
-def first_is_plain(found: Sequence[Saturation]) -> list[Saturation]:
-    """The plain task before its variants."""
-    return sorted(found, key=lambda one: one.variant != PLAIN)  # a stable sort
+def in_order(found: Sequence[Saturation]) -> list[Saturation]:
+    """The plain task first, then replicated examples, mechanisms, and orders."""
+
+    def place(one: Saturation) -> tuple[int, int]:
+        kinds = (PLAIN, "replicated", *MECHANISMS, "order")
+        kind = next((i for i, kind in enumerate(kinds) if one.variant.startswith(kind)), len(kinds))
+        digits = "".join(c for c in one.variant if c.isdigit())
+        return kind, int(digits or 0)
+
+    return sorted(found, key=place)

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from heeler.experiments.diversity.charts import draw, first_is_plain
+from heeler.experiments.diversity.charts import draw, in_order
 from heeler.experiments.diversity.saturation import DELTA, Saturation, concurrent_bounds, saturations
 from heeler.experiments.records import Result, read_results
 from heeler.experiments.report import as_image, as_table, page
@@ -23,7 +23,7 @@ def write_report(out: Path) -> list[Saturation]:
     results = read_results(out)
     if not results:
         raise ValueError(f"there is no finished run in {out}")
-    found = first_is_plain(saturations(results))
+    found = in_order(saturations(results))
     draw(found, out / "diversity.png")
     (out / "report.html").write_text(html(found, results), encoding="utf-8")
     return found
@@ -44,7 +44,7 @@ def html(found: Sequence[Saturation], results: Sequence[Result]) -> str:
         draw(lines, picture)
         parts += [f"<h2>{escape(get_task(task).summary)}</h2>"]
         parts.append(as_image(picture, f"Work by batch size and bound by epoch on {task}"))
-        parts += [_saturation_table(lines), _work_table(lines), _concurrent_table(lines)]
+        parts += [_saturation_table(lines), _work_table(lines), _mechanism_table(lines), _concurrent_table(lines)]
         parts.append(_settings([r for r in results if r.run.task == task]))
     return page(TITLE, parts)
 
@@ -60,6 +60,19 @@ def _saturation_table(lines: Sequence[Saturation]) -> str:
         cells = [escape(one.variant), first, least, _number(one.bound), _number(one.predicted)]
         rows.append([*cells, _number(one.measured), ratio])
     return as_table(head, rows)
+
+
+def _mechanism_table(lines: Sequence[Saturation]) -> str:
+    """The bound with each mechanism at the plain run's weights."""
+    measured = [p.diversity for one in lines for p in one.points if p.diversity and "with_mechanism" in p.diversity[0]]
+    if not measured:
+        return ""
+    names = list(measured[0][0]["with_mechanism"])
+    rows = [
+        [f"epoch {epoch}", _number(found["batch_size_bound"]), *(_number(found["with_mechanism"][n]) for n in names)]
+        for epoch, found in enumerate(measured[0])
+    ]
+    return "<p>The bound B(w) with a mechanism, at the plain run's weights:</p>" + as_table(["", "none", *names], rows)
 
 
 def _work_table(lines: Sequence[Saturation]) -> str:
@@ -119,6 +132,7 @@ def as_numbers(one: Saturation) -> dict[str, Any]:
         "bound": _finite(one.bound),
         "predicted": _finite(one.predicted),
         "measured": _finite(one.measured),
+        "with_mechanism": [found.get("with_mechanism") for found in one.points[0].diversity],
         "batches": [
             {
                 "batch": p.batch,
