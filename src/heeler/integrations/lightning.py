@@ -126,7 +126,8 @@ def setup(
 
     Args:
         loader: made with `shuffle=True`; changed in place.
-        sketch, sampler_options: as for `HeelerCallback`.
+        sketch: as for `HeelerCallback`.
+        sampler_options: as for `HeelerCallback`.
     """
     sampler = put_into(loader, **sampler_options)
     scaler = getattr(fabric._precision, "scaler", None)
