@@ -80,6 +80,7 @@ if __name__ == "__main__":
         save_total_limit=1,
         report_to="none",
         disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),  # or torchrun would train two models
         dataloader_pin_memory=torch.cuda.is_available(),
     )
     trainer = Trainer(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import DataLoaderConfiguration
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -121,16 +122,21 @@ def test_numbers_in_accelerates_trackers_and_what_is_refused(tmp_path: Path) -> 
 
 
 def refused_with_two_ranks() -> dict[str, str]:
+    def refusal(batches: Any) -> str:
+        with pytest.raises(ValueError) as error:
+            heeler.integrations.accelerate.prepare(accelerator, Net(), batches)
+        return str(error.value)
+
     errors = {}
     for option in ("split_batches", "dispatch_batches"):
         accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**{option: True}))
-        net, batches = accelerator.prepare(Net(), loader(shuffle=True))
-        with pytest.raises(ValueError) as error:
-            heeler.integrations.accelerate.prepare(accelerator, net, batches)
-        errors[option] = str(error.value)
+        errors[option] = refusal(accelerator.prepare(loader(shuffle=True)))
+    errors["one worker"] = refusal(prepare_data_loader(loader(shuffle=True), num_processes=1, process_index=0))
     return errors
 
 
 def test_ways_to_share_batches_that_leave_no_order_are_refused() -> None:
     errors, _ = in_world(2, refused_with_two_ranks)
-    assert all(f"{option}=True" in error for option, error in errors.items())
+    assert "split_batches=True" in errors["split_batches"]
+    assert "dispatch_batches=True" in errors["dispatch_batches"]
+    assert "to 1 workers, but the sampler to 2" in errors["one worker"]

@@ -52,12 +52,14 @@ def put_into_prepared(loader: Any, **sampler_options: Any) -> Sampler:
             "size of one process"
         )
     sampler = put_into(loader, Skippable, **sampler_options)
+    workers = shard.num_processes if isinstance(shard, BatchSamplerShard) else 1
+    if sampler.num_replicas != workers:
+        raise ValueError(
+            f"Accelerate deals the data out to {workers} workers, but the sampler to {sampler.num_replicas}. On CPUs "
+            "say Accelerator(cpu=True) or TrainingArguments(use_cpu=True), or it trains as many models as there are "
+            "processes; with tensor parallelism name the data-parallel ranks by process_group=(mesh, dimension)."
+        )
     if isinstance(shard, BatchSamplerShard):
-        if sampler.num_replicas != shard.num_processes:
-            raise ValueError(
-                f"Accelerate deals the data out to {shard.num_processes} workers, the sampler to "
-                f"{sampler.num_replicas}: name the data-parallel ranks by process_group=(mesh, dimension)"
-            )
         shard.__class__ = _Dealt
     return sampler
 
