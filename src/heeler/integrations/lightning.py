@@ -35,6 +35,7 @@ class HeelerCallback(Callback):
         self.sketch, self.sampler_options = dict(sketch or {}), sampler_options
         self.handle: Handle | None = None
         self._saved: dict[str, Any] | None = None
+        self._compiled_step: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loader = _only_loader(trainer)
@@ -42,6 +43,7 @@ class HeelerCallback(Callback):
         step = _Step(pl_module)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.handle = attach(step, sampler, **{"scaler": scaler, **self.sketch})
+        self._compiled_step = vars(pl_module).get("training_step")
         pl_module.training_step = step.as_function()  # type: ignore[method-assign]
         if self._saved is not None:
             go_on_from(self.handle, self._saved, drop_last=batches_of(loader).drop_last)
@@ -86,6 +88,8 @@ class HeelerCallback(Callback):
         if self.handle is not None and self.handle.sampler.collector is not None:
             self.handle.detach()
             del pl_module.training_step
+            if self._compiled_step is not None:  # Lightning keeps a compiled module's step there
+                pl_module.training_step = self._compiled_step  # type: ignore[method-assign]
 
 
 class _Step(nn.Module):

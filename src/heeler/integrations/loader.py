@@ -62,6 +62,8 @@ def go_on_from(handle: Handle, state: dict[str, Any], *, drop_last: bool) -> Non
 
 def _refuse_what_is_not_shuffled(batches: BatchSampler, dataset: Any) -> None:
     sampler: Any = batches.sampler
+    if isinstance(sampler, Order):  # of a training before this one
+        return
     if isinstance(sampler, DistributedSampler):
         shuffles = sampler.shuffle
     else:
