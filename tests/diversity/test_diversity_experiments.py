@@ -11,7 +11,13 @@ from typer.testing import CliRunner
 
 from heeler.cli.app import app
 from heeler.diversity import batch_size_bound, gradient_diversity
-from heeler.experiments.diversity.place import Changed, DiversityPlace, quantize_each_example, with_dropout
+from heeler.experiments.diversity.place import (
+    Changed,
+    DiversityPlace,
+    WithReplacement,
+    quantize_each_example,
+    with_dropout,
+)
 from heeler.experiments.diversity.point import example_gradients, measure, path_bound
 from heeler.experiments.diversity.report import as_numbers, write_report
 from heeler.experiments.diversity.run import main
@@ -153,6 +159,15 @@ def test_quantized_steps_use_every_examples_own_quantized_gradient():
     assert torch.allclose(step, exact.mean(0), atol=5 * float(exact.norm(dim=1).max()) / math.sqrt(200))
 
 
+def test_draws_with_replacement_repeat_examples_and_differ_by_epoch():
+    sampler = WithReplacement(1000, batch_size=10, seed=3)
+    first, second = list(sampler), list(sampler)
+    assert len(first) == 1000
+    assert 600 < len(set(first)) < 660  # 1 − 1/e of them
+    assert first != second
+    assert first == list(WithReplacement(1000, batch_size=10, seed=3))
+
+
 def test_replicated_examples_are_a_part_of_all_several_times():
     x = torch.arange(12)
     found = resampled(Examples((x, -x), (x,)), {"examples": 10, "replication": 3}).train
@@ -219,7 +234,9 @@ def test_runs_are_plain_sgd_of_one_worker(digits):
     assert DiversityPlace(run).measure(run.but(options={}), get_task("digits"), nn.Linear(1, 1), None) == {}
 
 
-@pytest.mark.parametrize("variant", variants(("dropout", "langevin", "quantize"), (4,)), ids=lambda v: v.name)
+@pytest.mark.parametrize(
+    "variant", variants(("dropout", "langevin", "quantize"), (4,), ("replacement",)), ids=lambda v: v.name
+)
 def test_every_variant_runs(variant, tmp_path):
     sweep = Sweep("digits-mlp", variant, Folder.at(tmp_path), tmp_path, (256, 512), epochs=1, seeds=1)
     sweep.carry_out()

@@ -44,7 +44,10 @@ def accuracy(task_name: str, folder: Folder, *, examples: int = 500, seeds: int 
     rows = []
     for moment, model in trained(task, tensors):
         exact = exactly(example_gradients(model, task, tensors), 1)["batch_size_bound"]
+        small = sum(p.numel() for p in model.parameters()) <= WHOLE
         for way, bound in WAYS.items():
+            if way == "default" and not small:
+                continue  # sketches are the default
             found = [bound(model, task, tensors, seed) for seed in range(seeds)]
             rows.append({"task": task_name, "moment": moment, "way": way, "exact": exact, **score(found, exact)})
     return rows

@@ -20,7 +20,9 @@ def diversity(
     ] = "1,4,16,64,256,1024",
     mechanisms: Annotated[str, typer.Option(help=f"What raises diversity. {Lists}")] = ",".join(MECHANISMS),
     replication: Annotated[str, typer.Option(help=f"Times that a part of the examples is repeated. {Lists}")] = "4,16",
-    orders: Annotated[str, typer.Option(help=f"Ordering rules. {Lists}")] = "random,herd",
+    orders: Annotated[str, typer.Option(help=f"Ordering rules; replacement draws with it. {Lists}")] = (
+        "random,replacement,herd"
+    ),
     epochs: Annotated[int, typer.Option(min=1, help="Of the smallest batch; what it reaches is the target.")] = 5,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
     option: Annotated[list[str] | None, typer.Option(help="A task's own, as NAME=JSON: limit=14080.")] = None,

@@ -109,7 +109,7 @@ def in_order(found: Sequence[Saturation]) -> list[Saturation]:
     """The plain task first, then replicated examples, mechanisms, and orders."""
 
     def place(one: Saturation) -> tuple[int, int]:
-        kinds = (PLAIN, "replicated", *MECHANISMS, "order")
+        kinds = (PLAIN, "with replacement", "replicated", *MECHANISMS, "order")
         kind = next((i for i, kind in enumerate(kinds) if one.variant.startswith(kind)), len(kinds))
         digits = "".join(c for c in one.variant if c.isdigit())
         return kind, int(digits or 0)

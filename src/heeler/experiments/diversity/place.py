@@ -7,6 +7,7 @@ import math
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -32,7 +33,10 @@ class DiversityPlace(OneProcess):
         self._sigma: float | None = run.options.get("sigma")
 
     def sampler(self, run: Run, examples: int) -> Sampler:
-        self._sampler = super().sampler(run, examples)
+        if run.options.get("replacement"):
+            self._sampler = WithReplacement(examples, batch_size=run.step, order="random", seed=run.seed)
+        else:
+            self._sampler = super().sampler(run, examples)
         return self._sampler
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -51,8 +55,10 @@ class DiversityPlace(OneProcess):
             return {}
         assert self._called is not None
         assert self._sampler is not None
-        order = torch.from_numpy(self._sampler.indices.copy()).to(examples.train[0].device)
-        walked = tuple(t[order] for t in examples.train)
+        walked = examples.train
+        if not run.options.get("replacement"):  # the bound is of all examples, not of those that were drawn
+            order = torch.from_numpy(self._sampler.indices.copy()).to(walked[0].device)
+            walked = tuple(t[order] for t in walked)
         handle = self._sampler.collector
         with handle.paused() if handle is not None else nullcontext():
             own = self._found(run, task, self._called, walked, run.options.get("mechanism", "none"))
@@ -71,6 +77,18 @@ class DiversityPlace(OneProcess):
     ) -> dict[str, Any]:
         changed = Changed(called, mechanism, self._sigma or 0.0, run.weight_decay, run.seed)
         return measure(example_gradients(called, task, walked, run.step), run.step, changed)
+
+
+class WithReplacement(Sampler):
+    """As many draws as there are examples, each from all of them."""
+
+    _epochs_drawn = 0
+
+    def _take_indices(self) -> None:
+        super()._take_indices()
+        rng = np.random.default_rng([self.seed, self._epochs_drawn])
+        self._epochs_drawn += 1
+        self.indices = rng.integers(self.examples, size=self.examples)
 
 
 def with_dropout(model: nn.Module) -> nn.Module:
