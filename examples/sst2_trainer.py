@@ -1,6 +1,6 @@
 """Fine-tune MiniLM on SST-2 with transformers' Trainer: one added line.
 
-python examples/sst2_trainer.py [--data DIR] [--order herd|random] [--examples 1600] [--epochs 3]
+python examples/sst2_trainer.py [--data DIR] [--order herd|random] [--examples 640] [--epochs 3]
 torchrun --nproc-per-node 2 examples/sst2_trainer.py ...
 python examples/sst2_trainer.py --tiny       made-up sentences, an untrained model: a few seconds, no files needed
 
@@ -18,7 +18,7 @@ import heeler.integrations.transformers
 parser = argparse.ArgumentParser()
 parser.add_argument("--data")
 parser.add_argument("--order", default="herd")
-parser.add_argument("--examples", type=int, default=1600)
+parser.add_argument("--examples", type=int, default=640)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--output", default="sst2-trainer")
 parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --output")
@@ -84,7 +84,7 @@ if __name__ == "__main__":
         dataloader_pin_memory=torch.cuda.is_available(),
     )
     trainer = Trainer(
-        model, arguments, data_collator=collate, train_dataset=train, eval_dataset=test, compute_metrics=accuracy
+        model, arguments, data_collator=collate, train_dataset=train, eval_dataset=test[:320], compute_metrics=accuracy
     )
     heeler.integrations.transformers.use(trainer, order=options.order)  # the added line
     trainer.train(resume_from_checkpoint=options.resume)
