@@ -13,6 +13,7 @@ from heeler.experiments.tables import markdown_row, spread_text
 from heeler.experiments.tasks import get_task
 
 RULES = {"random": "random", "id-grab": "ID-GraB", "cd-grab": "CD-GraB", "herd": "Heeler"}
+MARKS = {"random": "o", "id-grab": "^", "cd-grab": "s", "herd": "D"}
 
 
 @dataclass
@@ -70,18 +71,19 @@ def _reached(variant: Variant, quantity: str) -> str:
     return "not reached" if epochs is None else f"{epochs} of {curve.size - 1}"
 
 
-def draw(sweeps: dict[str, Summary], target: Path | BinaryIO, columns: int = 4) -> None:
+def draw(sweeps: Sequence[tuple[str, Summary]], target: Path | BinaryIO, columns: int = 4) -> None:
     """A panel a sweep: the last loss over the variants, a mark a rule, with a bar from the best seed to the worst."""
     plt = charts.pyplot()
     rows = -(-len(sweeps) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.3 * rows), layout="constrained", squeeze=False)
-    for axes, (title, summary) in zip(grid.flat, sweeps.items(), strict=False):
+    for axes, (title, summary) in zip(grid.flat, sweeps, strict=False):
         _panel(axes, variants(summary), summary.quantity)
         axes.set_title(f"{title} ({get_task(summary.task).name})", loc="left", fontsize=10, fontweight="bold")
     for axes in list(grid.flat)[len(sweeps) :]:
         axes.set_axis_off()
     marks = {label: mark for axes in grid.flat for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(marks.values(), marks.keys(), loc="outside upper center", ncols=len(marks), frameon=False)
+    shown = [name for name in RULES.values() if name in marks]
+    figure.legend([marks[name] for name in shown], shown, loc="outside upper center", ncols=len(shown), frameon=False)
     figure.savefig(target, dpi=90, format="png")
     plt.close(figure)
 
@@ -102,7 +104,7 @@ def _panel(axes: Any, shown: Sequence[Variant], quantity: str) -> None:
             low.append(last.mean() - last.min())
             high.append(last.max() - last.mean())
         axes.errorbar(
-            places, means, [low, high], fmt="osD^"[number], color=charts.COLOURS[rule], markersize=5, label=RULES[rule]
+            places, means, [low, high], fmt=MARKS[rule], color=charts.COLOURS[rule], markersize=5, label=RULES[rule]
         )
     axes.set(yscale="log", ylabel="f − f*" if quantity == "suboptimality" else "training loss")
     axes.set_xticks(range(len(shown)), [v.name for v in shown], fontsize=8, rotation=20 if len(shown) > 3 else 0)

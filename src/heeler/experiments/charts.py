@@ -96,7 +96,8 @@ def panel(axes: Any, lines: Sequence[Line], x: str, y: str) -> None:
         if len(line.results) > 1:
             axes.fill_between(along[skip:], low[skip:], high[skip:], color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="training seconds" if x == "seconds" else "epoch", ylabel=NAMES.get(y, y))
-    axes.set_xlim(left=0, right=1.22 * axes.dataLim.x1)  # room for the lines' names
+    room = 0.06 + 0.022 * max(len(line.name) for line in lines)  # for the lines' names
+    axes.set_xlim(left=0, right=(1 + room) * axes.dataLim.x1)
     if x == "epoch":
         axes.xaxis.set_major_locator(whole_numbers())
     if logarithmic:
@@ -123,7 +124,7 @@ def plain_decimals(axes: Any) -> None:
     low, high = axes.get_ylim()
     if low > 1e-3 and high < 100 * low:
         for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            which(lambda value, _: f"{value:g}" if float(f"{value:e}"[0]) in (1, 2, 3, 4, 6) else "")
+            which(lambda value, _: f"{value:g}" if float(f"{value:e}"[0]) in (1, 2, 3, 4, 5, 6, 8) else "")
 
 
 def _spans_decades(lines: Sequence[Line], y: str) -> bool:

@@ -90,11 +90,13 @@ def goals(sources: Sequence[Source]) -> str:
     head = ["task", "no worse than random", "beats CD-GraB", "epochs to random's last loss", "÷ all", "÷ random's own"]
     lines = [markdown_row([*head, "seeds"]), markdown_row(["---"] * 4 + ["---:"] * 3)]
     summaries = [summary for source in sources for summary in source.summaries()]
+    tasks = [summary.task for summary in summaries]
     for summary in sorted(summaries, key=lambda summary: not get_task(summary.task).convex):
         rows = {row.name: row for row in summary.rows}
         for name in ("herd", ALL_LAYERS):
             if {"random", name} <= rows.keys():
                 more = ", all layers tapped" if name == ALL_LAYERS else ""
+                more += f", {max(rows[name].loss_at)} epochs" if tasks.count(summary.task) > 1 else ""
                 cells = [get_task(summary.task).summary + more, *_verdicts(rows, name), f"{rows[name].seeds}"]
                 lines.append(markdown_row(cells))
     return "\n".join(lines)
@@ -123,7 +125,8 @@ def _share(share: float) -> str:
 def timing(sources: Sequence[Source]) -> str:
     """Seconds an epoch with the machine to itself, and what that makes of the epochs saved."""
     needed = {}
-    for summary in (summary for source in sources if not source.about.get("extra") for summary in source.summaries()):
+    summaries = [summary for source in sources if not source.about.get("extra") for summary in source.summaries()]
+    for summary in sorted(summaries, key=lambda summary: max(summary.rows[0].loss_at)):  # the longest of a task counts
         base = next((row.epochs_to_target for row in summary.rows if row.name == "random"), None)
         for row in summary.rows:
             needed[summary.task, row.name] = (row.epochs_to_target, base or max(row.loss_at))

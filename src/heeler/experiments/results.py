@@ -57,17 +57,21 @@ def fill(text: str, sources: Sequence[Source]) -> str:
 
 
 def draw(sources: Sequence[Source], target: Path) -> None:
-    """Training curves by epoch of all tasks, one panel each. PNG."""
+    """Training curves by epoch of all tasks, one panel each: of two tables, the one that compares more. PNG."""
     from heeler.experiments import charts
 
     summaries = [summary for source in sources if not source.about.get("extra") for summary in source.summaries()]
-    charts.draw_grid(sorted(summaries, key=lambda summary: not get_task(summary.task).convex), target)
+    fullest = {summary.task: summary for summary in sorted(summaries, key=lambda summary: len(summary.lines))}
+    charts.draw_grid(sorted(fullest.values(), key=lambda summary: not get_task(summary.task).convex), target)
 
 
 def draw_sweeps(sources: Sequence[Source], target: Path) -> None:
-    """All sweeps in one picture, a panel for each one's first task. PNG."""
+    """All sweeps in one picture, a panel for each task of each. PNG."""
     sweeps = [source for source in sources if source.about.get("extra") == "sweep"]
-    ablations.draw({short_name(s).removeprefix("sweep-"): s.summaries()[0] for s in sweeps}, target)
+    named = [
+        (short_name(source).removeprefix("sweep-"), summary) for source in sweeps for summary in source.summaries()
+    ]
+    ablations.draw([(name.removesuffix("-lenet"), summary) for name, summary in named], target)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

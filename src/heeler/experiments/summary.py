@@ -100,7 +100,7 @@ def by_rule(lines: Sequence[Line]) -> list[Line]:
 
 
 def summarise(task: str, lines: list[Line], baseline: str = "random") -> Summary:
-    """The table of one task. Without a line called `baseline`, alone or with a line's own setting, there is no target."""
+    """The table of one task; lines for which there is no `baseline`, see `own_baseline`, have no target."""
     quantity = curve_quantity(task)
     metric = get_task(task).metric
     by_name = {line.name: line for line in lines}
