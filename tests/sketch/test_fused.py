@@ -29,10 +29,10 @@ def test_fake_shapes_of_the_operators() -> None:
 
 
 def test_parts_that_kernels_added_in_place_are_part_of_the_sketch() -> None:
-    sums = Sums(2, 4, 2, torch.device("cpu"), None)
+    sums = Sums(2, 4, 2, torch.device("cpu"))
     sums.parts = torch.ones(2, 3, 4)
     assert torch.equal(sums.take(), torch.full((2, 4), 6.0))  # 2 · 3 · 1
-    sums.total.add_(1.0)
+    sums.room().add_(1.0)
     assert torch.equal(sums.take(), torch.full((2, 4), 7.0))
 
 

@@ -50,6 +50,11 @@ def test_known_gradients_decide() -> None:
     assert [site.name for site in Sketcher(model, layers="0.1%")._sites] == ["4"]
 
 
+def test_the_head_is_the_first_layer_that_a_budget_buys() -> None:
+    model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    assert [site.name for site in Sketcher(model, layers="0.1%")._sites] == ["4"]
+
+
 def test_predicate() -> None:
     model = nn.Sequential(nn.Linear(20, 20), nn.Linear(20, 20))
     sketcher = Sketcher(model, layers=lambda name, module: name == "1")

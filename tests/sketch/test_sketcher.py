@@ -182,7 +182,7 @@ def test_a_rule_that_fails_is_dropped_and_training_goes_on(where: str, caplog: p
     model, (x, y) = make(), data()
     plain = copy.deepcopy(model)
     sketcher = Sketcher(model, exact=True)
-    site = next(site for site in sketcher._sites if site.name == "head")
+    site = next(site for site in sketcher._sites if site.name == "mix.0")
 
     def fail(*args: Any) -> Any:
         raise RuntimeError("a bug")
@@ -198,8 +198,22 @@ def test_a_rule_that_fails_is_dropped_and_training_goes_on(where: str, caplog: p
         assert len(rows) == 6
         # The step in which a sketch turned out to be incomplete leaves nothing that would be stored.
         assert bool(rows.isfinite().all()) == (where == "keep" or step == 1)
-    assert "a bug" in sketcher.coverage.left_out["head.weight"]
+    assert "a bug" in sketcher.coverage.left_out["mix.0.weight"]
     assert len(caplog.records) == 1
+
+
+def test_a_matrix_that_fails_is_dropped_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """A linear layer with one token an example does without its rule."""
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), torch.randn(6, 4)
+    for where in ("input", "grad"):
+        sketcher = Sketcher(model, exact=True)
+        setattr(sketcher._sites[0].matrices[0], where, lambda tensor: tensor @ torch.ones(7))
+        for step in range(2):
+            model(x).sum().backward()
+            assert bool(sketcher.pop().isfinite().all()) == (where == "input" or step == 1)
+        assert "size mismatch" in sketcher.coverage.left_out["0.weight"]
+        sketcher.detach()
+    assert len(caplog.records) == 2
 
 
 def test_autocast_and_gradient_scaler() -> None:

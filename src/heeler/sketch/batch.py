@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -25,21 +26,26 @@ def first_tensor(args: Any, at_least: int) -> Tensor | None:
     return None
 
 
-def by_example(x: Tensor, batch: int, batch_dim: int, shapes: list[tuple[int, ...]]) -> Tensor:
+def by_example(x: Tensor, batch: int, batch_dim: int, shapes: list[torch.Size]) -> Tensor:
     """(..., n) with the batch in `batch_dim` → (B, T, n), all other leading dimensions being tokens T.
 
     (B, n), one token an example, stays as it is: views cost more than arithmetic in small models.
 
     A tensor whose leading dimensions were flattened on the way ((B·T, n), or (T·B, n) where batch_dim is 1) is taken
-    apart again. `shapes` are those of whole examples that were seen; T must be found in one of them, since rows that
-    merely are a multiple of B may be anything: positions, pairs, what a router sent.
+    apart again. `shapes` are those that were seen with the batch in its place; T must be found in one of them, since
+    rows that merely are a multiple of B may be anything: positions, pairs, what a router sent.
     """
     if x.ndim == 2 and x.shape[0] == batch:
         return x
     n = x.shape[-1]
     if x.ndim > batch_dim + 1 and x.shape[batch_dim] == batch:
         return (x if batch_dim == 0 else x.movedim(batch_dim, 0)).reshape(batch, -1, n)
-    if x.ndim > 1 and batch_dim < 2 and x.shape[0] % batch == 0 and is_stretch(x.shape[0] // batch, shapes):
+    if (
+        x.ndim > 1
+        and batch_dim < 2
+        and x.shape[0] % batch == 0
+        and _occurs(x.shape[0] // batch, shapes, batch, batch_dim)
+    ):
         return x.reshape(batch, -1, n) if batch_dim == 0 else x.reshape(-1, batch, n).transpose(0, 1)
     raise NoBatchDimension(
         f"a layer was called with shape {tuple(x.shape)}, in which the {batch} examples of this batch cannot be told "
@@ -49,13 +55,16 @@ def by_example(x: Tensor, batch: int, batch_dim: int, shapes: list[tuple[int, ..
     )
 
 
-def is_stretch(length: int, shapes: list[tuple[int, ...]]) -> bool:
-    """Whether some of a shape's dimensions, one after the other, have this product."""
+def _occurs(tokens: int, shapes: list[torch.Size], batch: int, batch_dim: int) -> bool:
+    """Whether some of an example's dimensions, one after the other, have this product."""
     for shape in shapes:
-        for start in range(len(shape)):
+        if len(shape) <= batch_dim or shape[batch_dim] != batch:
+            continue
+        example = (*shape[:batch_dim], *shape[batch_dim + 1 :])
+        for start in range(len(example)):
             product = 1
-            for size in shape[start:]:
+            for size in example[start:]:
                 product = product * size
-                if product == length:
+                if product == tokens:
                     return True
     return False

@@ -5,26 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from heeler.sketch.batch import by_example, is_stretch
+from heeler.sketch.batch import by_example
 
 
 class Examples:
-    """How to find the batch's examples in a tensor: all that a call leaves behind for backward, besides `keep`."""
+    """How to find the batch's examples in a tensor: all that a call leaves behind for backward, besides `keep`.
 
-    def __init__(self, batch: int, batch_dim: int) -> None:
-        self.batch, self.batch_dim = batch, batch_dim
-        self.shapes: list[tuple[int, ...]] = []
-        """Of single examples, in the model's input and in layers' outputs of this pass; see `by_example`."""
+    shapes: of the model's input, and of layers' outputs in this pass that differ; see `by_example`.
+    """
+
+    def __init__(self, batch: int, batch_dim: int, shapes: list[torch.Size]) -> None:
+        self.batch, self.batch_dim, self.shapes = batch, batch_dim, shapes
         self.sums: Sums | None = None
         """Where a rule may add its part in place, instead of returning it."""
 
-    def note(self, x: Tensor) -> None:
-        """Remember the shape of an example in x, if it says anything new about how many tokens there are."""
-        shape, dim = x.shape, self.batch_dim
-        if len(shape) > dim + 1 and shape[dim] == self.batch:
-            one = (*shape[:dim], *shape[dim + 1 :])
-            if not is_stretch(one[0], self.shapes):
-                self.shapes.append(one)
+    def note(self, shape: torch.Size) -> None:
+        """Remember the shape of a layer's output, if it says anything new about how many tokens there are."""
+        if not self.shapes or shape[:2] != self.shapes[-1][:2]:
+            self.shapes.append(shape)
 
     def split(self, x: Tensor) -> Tensor:
         """(..., n) → (B, T, n)."""
@@ -34,23 +32,24 @@ class Examples:
 class Sums:
     """The sketches (B, K) of an eager pass, added up part by part in the backward that is under way.
 
-    factor: what every part is multiplied with as it is added: the batch's size where the loss is a mean.
+    factor: what every part is multiplied with: the batch's size where the loss is a mean.
     stream: on which alone parts are added, on a GPU.
     """
 
-    def __init__(self, batch: int, dim: int, factor: int, device: torch.device, stream: int | None) -> None:
-        self.batch, self.dim, self.factor, self.device, self.stream = batch, dim, factor, device, stream
+    def __init__(self, batch: int, dim: int, factor: int, device: torch.device) -> None:
+        self.batch, self.dim, self.factor, self.device = batch, dim, factor, device
+        self.stream = current_stream(device)
         self.parts: Tensor | None = None
         """(B, S, K): those of fused kernels, which write without reading first; not multiplied yet."""
-        self._total: Tensor | None = None
+        self.total: Tensor | None = None
+        """(B, K) float32: all others."""
         self._failed = False
 
-    @property
-    def total(self) -> Tensor:
-        """(B, K) float32, zero at first: parts are added here."""
-        if self._total is None:
-            self._total = torch.zeros(self.batch, self.dim, device=self.device)
-        return self._total
+    def room(self) -> Tensor:
+        """`total`, made where there is none yet: parts are added here in place."""
+        if self.total is None:
+            self.total = torch.zeros(self.batch, self.dim, device=self.device)
+        return self.total
 
     def fail(self) -> None:
         """A part is missing: nobody stores a sketch that is not finite."""
@@ -60,13 +59,12 @@ class Sums:
         """The sum, (B, K)."""
         if self.stream is not None:
             self._wait()
-        total = self.total if self.parts is None or self._total is not None else None
+        total = self.total
         if self.parts is not None:
             summed = self.parts.sum(1).mul_(self.factor)
             total = summed if total is None else total.add_(summed)
-        assert total is not None
-        if self._failed:
-            total.fill_(torch.nan)
+        if total is None or self._failed:
+            total = torch.full((self.batch, self.dim), torch.nan if self._failed else 0.0, device=self.device)
         return total
 
     def _wait(self) -> None:

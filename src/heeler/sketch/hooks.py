@@ -17,6 +17,7 @@ from heeler.sketch import compiled
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples, current_stream
 from heeler.sketch.passes import Pass, PassLog, Slot
+from heeler.sketch.projection import AnyMatrix
 from heeler.sketch.rules.base import Call
 from heeler.sketch.sites import Site
 from heeler.sketch.tap import Tap
@@ -31,6 +32,7 @@ class SiteHook:
 
     def __init__(self, log: PassLog, site: Site, key: str) -> None:
         self.log, self.site, self.key = log, site, key
+        self.matrix = site.matrices[0] if site.rule.is_linear else None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         log, site = self.log, self.site
@@ -38,7 +40,7 @@ class SiteHook:
         if slot is None or site.broken:
             return None
         if isinstance(output, Tensor) and output.ndim > 2:
-            slot.examples.note(output)
+            slot.examples.note(output.shape)
         if torch.compiler.is_compiling():
             return self._traced(slot, args, kwargs, output) if log.running and torch.is_grad_enabled() else None
         listens = log.running
@@ -57,10 +59,11 @@ class SiteHook:
         source = _source(output)
         if source is None or slot.stream != current_stream(output.device):
             return _tapped(site, slot, log, args, kwargs, output)
-        kept = _keep(site, slot, args, kwargs, output)
+        node, number, shape = source
+        matrix = self.matrix if slot.autocast is None and args and _is_flat(args[0], slot.examples.batch) else None
+        kept = _keep(site, slot, args, kwargs, output, matrix)
         if kept is not None:
-            node, number, shape = source
-            node.register_prehook(_Listener(log, slot.owner, site, kept, number, shape, node.next_functions))
+            node.register_prehook(_Listener(log, slot.owner, site, matrix, kept, number, shape))
         return None
 
     def _traced(self, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -69,32 +72,35 @@ class SiteHook:
 
 
 class _Listener:
-    """The backward hook of one call. It must not refer to the call's output, whose node holds it."""
+    """The backward hook of one call. It must not refer to the call's output, whose node holds it.
 
-    __slots__ = ("below", "kept", "log", "number", "owner", "shape", "site")
+    matrix: of a linear layer that was called with one token an example: then the rule need not be asked.
+    """
+
+    __slots__ = ("kept", "log", "matrix", "number", "owner", "shape", "site")
 
     def __init__(
         self,
         log: PassLog,
         owner: Pass,
         site: Site,
+        matrix: AnyMatrix | None,
         kept: tuple[Tensor, ...],
         number: int,
         shape: torch.Size | None,
-        below: tuple[Any, ...],
     ) -> None:
-        self.log, self.owner, self.site, self.kept = log, owner, site, kept
-        self.number, self.shape, self.below = number, shape, below
+        self.log, self.owner, self.site, self.matrix, self.kept = log, owner, site, matrix, kept
+        self.number, self.shape = number, shape
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         g, kept, owner = grads[self.number], self.kept, self.owner
         if g is None or not kept:
             return
         task = _task_id()
-        if not (owner.counts if owner.task == task else self.log.begin(owner, task, self.below, g.device)):
+        if not (owner.counts if owner.task == task else self.log.begin(owner, task, g.device)):
             return
         if not _keeps_graph():
-            self.kept = self.below = ()
+            self.kept = ()
         if self.shape is not None:
             g = g.reshape(self.shape)
         if torch.is_grad_enabled():  # backward(create_graph=True)
@@ -104,12 +110,15 @@ class _Listener:
             self._add(g, kept)
 
     def _add(self, g: Tensor, kept: tuple[Tensor, ...]) -> None:
-        site, examples = self.site, self.owner.examples
+        site, matrix, examples = self.site, self.matrix, self.owner.examples
         assert examples.sums is not None
         try:
-            part = site.rule.sketch(site, examples, (g,), *kept)
+            if matrix is None:
+                part = site.rule.sketch(site, examples, (g,), *kept)
+            else:
+                part = matrix.deliver(examples, matrix.grad(g), kept[0])
             if part is not None:
-                examples.sums.total.add_(part, alpha=examples.sums.factor)
+                examples.sums.room().add_(part, alpha=examples.sums.factor)
         except Exception as error:
             site.fail(error)
             examples.sums.fail()
@@ -122,8 +131,7 @@ def _tapped(site: Site, slot: Slot, log: PassLog, args: tuple[Any, ...], kwargs:
     if not outputs or not outputs[0].requires_grad:
         return None
     # Not the pass's own: a tap's part is returned to autograd, never added in place.
-    examples = Examples(slot.examples.batch, slot.examples.batch_dim)
-    examples.shapes = slot.examples.shapes
+    examples = Examples(slot.examples.batch, slot.examples.batch_dim, slot.examples.shapes)
     kept = _keep(site, slot, args, kwargs, output)
     if kept is None:
         return None
@@ -134,8 +142,21 @@ def _tapped(site: Site, slot: Slot, log: PassLog, args: tuple[Any, ...], kwargs:
     return tapped if single else _like(output, iter(tapped if len(outputs) > 1 else (tapped,)))
 
 
-def _keep(site: Site, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """The rule's `keep`; None where the call cannot be tapped."""
+def _keep(
+    site: Site,
+    slot: Slot,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+    matrix: AnyMatrix | None = None,
+) -> Any:
+    """The rule's `keep`, or the projected input where the matrix alone is needed; None if the call cannot be tapped."""
+    if matrix is not None:
+        try:
+            return (matrix.input(args[0].detach()),)
+        except Exception as error:
+            site.fail(error)
+            return None
     call = Call(args, kwargs, output, slot.examples)
     if torch.compiler.is_compiling():
         try:
@@ -159,6 +180,11 @@ def _keep(site: Site, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any],
     except Exception as error:
         site.fail(error)
     return None
+
+
+def _is_flat(x: Any, batch: int) -> bool:
+    """Whether this is (B, n) in single precision: small models see nothing else, and to them every call counts."""
+    return isinstance(x, Tensor) and x.ndim == 2 and x.shape[0] == batch and x.dtype == torch.float32
 
 
 def _source(output: Tensor) -> tuple[Any, int, torch.Size | None] | None:

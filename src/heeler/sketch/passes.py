@@ -94,11 +94,11 @@ class PassLog:
 
     # Eager passes
 
-    def open(self, batch: int, device: torch.device) -> Examples:
+    def open(self, batch: int, device: torch.device, shapes: list[torch.Size]) -> None:
         """Start an eager pass of `batch` examples."""
         if self.on_forward is not None:
             self.on_forward()
-        slot = Slot(None, self._pass(Examples(batch, self.batch_dim)))
+        slot = Slot(None, self._pass(Examples(batch, self.batch_dim, shapes)))
         slot.stream = current_stream(device)
         if torch.is_autocast_enabled(device.type):
             slot.autocast = device.type
@@ -106,14 +106,13 @@ class PassLog:
             self.lend_leaf(slot)
         self.current = slot
         self.running = True
-        return slot.examples
 
-    def begin(self, owner: Pass, task: int, below: tuple[Any, ...], device: torch.device) -> bool:
+    def begin(self, owner: Pass, task: int, device: torch.device) -> bool:
         """The first listener of a pass hears a gradient: whether this backward counts."""
-        owner.task, owner.counts = task, not owner.popped and goes_into_grad(below)
+        owner.task, owner.counts = task, not owner.popped and goes_into_grad()
         if owner.counts:
             batch = owner.examples.batch
-            sums = Sums(batch, self.dim, batch if self.mean else 1, device, current_stream(device))
+            sums = Sums(batch, self.dim, batch if self.mean else 1, device)
             owner.examples.sums = sums  # a new one: a backward that did not come to its end may have left some
             _at_end_of_backward(lambda: self._file(owner, sums.take()))
         return owner.counts
@@ -149,16 +148,15 @@ class PassLog:
 
     # Compiled passes
 
-    def open_traced(self, batch: int) -> Examples:
+    def open_traced(self, batch: int, shapes: list[torch.Size]) -> None:
         """Start a pass inside a compiled forward: only operations that `torch.compile` can trace."""
         depth = self.depth
         slot = self.slots[depth]
         slot.batch, slot.taken = batch, True
-        slot.examples = Examples(batch, self.batch_dim)
+        slot.examples = Examples(batch, self.batch_dim, shapes)
         self.depth = min(depth + 1, SLOTS - 1)
         self.current = slot
         self.running = True
-        return slot.examples
 
     def arm(self, capacity: int, device: torch.device) -> None:
         """Put a fresh leaf of `capacity` rows into every slot."""
@@ -167,7 +165,7 @@ class PassLog:
         for i in range(SLOTS):
             leaf = self._static_leaf(capacity, device)
             leaf.register_post_accumulate_grad_hook(_SlotCollector(weakref.ref(self), i))
-            self.slots.append(Slot(leaf, Pass(-1, Examples(0, self.batch_dim))))
+            self.slots.append(Slot(leaf, Pass(-1, Examples(0, self.batch_dim, []))))
         self.depth = 0
 
     def collect_slot(self, index: int, leaf: Tensor) -> None:
@@ -180,7 +178,7 @@ class PassLog:
             for slot in self.slots:
                 if slot.taken:
                     slot.taken = False
-                    slot.owner = self._pass(Examples(slot.batch, self.batch_dim))
+                    slot.owner = self._pass(Examples(slot.batch, self.batch_dim, []))
             for _ in range(taken):
                 if self.on_forward is not None:
                     self.on_forward()
@@ -225,12 +223,13 @@ class PassLog:
             self.on_backward()
 
 
-def goes_into_grad(below: tuple[Any, ...]) -> bool:
+def goes_into_grad() -> bool:
     """Whether the backward under way adds to `.grad`, as `loss.backward()` does and `autograd.grad` does not.
 
-    below: the nodes under a layer's, among which its own parameters' are found.
+    Asked of the parameters under the node that is being computed.
     """
-    for node, _ in below:
+    below: Any = torch._C._current_autograd_node()
+    for node, _ in below.next_functions:
         while node is not None and len(node.next_functions) == 1:  # a transpose or a cast of the weight
             node = node.next_functions[0][0]
         if node is not None and type(node).__name__ == "AccumulateGrad":

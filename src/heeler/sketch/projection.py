@@ -206,8 +206,13 @@ class Matrix:
         sums = examples.sums
         if sums is None or gp.dtype != torch.float32 or xp.dtype != torch.float32:
             return self.contract(gp, xp)
+        if sums.total is None and gp.ndim == 2 and self.k_grad * self.k_input == self.dim:
+            gp = gp * sums.factor  # the first part, and often the only one: what is written is the sum
+            left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
+            sums.total = (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1)
+            return None
         left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
-        add_outer(sums.total, 0, left, right, sums.factor)
+        add_outer(sums.room(), 0, left, right, sums.factor)
         return None
 
     def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
@@ -258,10 +263,10 @@ class ExactMatrix:
             return self.contract(gp, xp)
         left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
         if self.weight_at is not None:
-            add_outer(sums.total, self.weight_at, left, right, sums.factor)
+            add_outer(sums.room(), self.weight_at, left, right, sums.factor)
         if self.bias_at is not None:
             bias = gp if gp.ndim == 2 else gp.sum(1)
-            sums.total.narrow(1, self.bias_at, bias.shape[1]).add_(bias, alpha=sums.factor)
+            sums.room().narrow(1, self.bias_at, bias.shape[1]).add_(bias, alpha=sums.factor)
         return None
 
     def contract(self, gp: Tensor, xp: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ layers do not tell is guessed: 64 examples a batch, 512 tokens an example where 
 positions of images by channels. It is meant to rank layers and to be right within a factor of two; docs/overhead.md
 compares it with measurements. Gradient norms are taken from `p.grad` where the parameters hold one when the sketcher
 is made; otherwise a weight counts as the fourth root of its size: nearer to "all matrices alike" than to "all entries
-alike", since small heads hold as much of the gradient as large layers (docs/overhead.md).
+alike". The last layer counts as much as the largest: alone, a head gives orders as good as any other layer's, or better
+(docs/overhead.md).
 """
 
 from __future__ import annotations
@@ -136,7 +137,14 @@ def within_budget(
 ) -> list[Site]:
     """Greedily by worth per cost, until the taps cost `budget` of the layers' own work; the best one at least."""
     priced = prices(sites, dim, device, compiled)
-    by_worth = sorted(priced.groups, key=lambda item: worth(item[1]) / item[0], reverse=True)
+    last = next((site for site in reversed(sites) if site.rule.matrices), None)
+    worths = worth_of([group for _, group in priced.groups], last)
+    ranked = sorted(
+        zip(worths, priced.groups, strict=True),
+        key=lambda item: (item[0] / item[1][0], last in item[1][1]),  # of equals the last layer
+        reverse=True,
+    )
+    by_worth = [item for _, item in ranked]
     chosen: set[int] = set()
     spent = 0.0
     for price, group in by_worth:
@@ -149,9 +157,19 @@ def within_budget(
     return [site for site in sites if id(site) in chosen]
 
 
-def worth(group: list[Site]) -> float:
-    parameters = {id(p): p for site in group for p in site.parameters.values()}.values()
-    grads = [p.grad for p in parameters if p.grad is not None]
-    if grads:
-        return sum(float(g.detach().float().pow(2).sum()) for g in grads)
-    return sum(p.numel() for p in parameters) ** 0.25
+def worth_of(groups: list[list[Site]], last: Site | None) -> list[float]:
+    """What each group is worth: its squared gradient norm where there are gradients, else a guess by size and place."""
+    known = [_square(group) for group in groups]
+    if any(known):
+        return known
+    guessed = [sum(p.numel() for p in _parameters(group)) ** 0.25 for group in groups]
+    return [max(guessed) if last in group else guess for guess, group in zip(guessed, groups, strict=True)]
+
+
+def _square(group: list[Site]) -> float:
+    grads = [p.grad for p in _parameters(group) if p.grad is not None]
+    return sum(float(g.detach().float().pow(2).sum()) for g in grads)
+
+
+def _parameters(group: list[Site]) -> list[nn.Parameter]:
+    return list({id(p): p for site in group for p in site.parameters.values()}.values())

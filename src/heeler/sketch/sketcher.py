@@ -204,6 +204,7 @@ class Sketcher:
             compiled.warn_of_lost_batch(self._key)
             return
         log.lost = False
+        shapes = [] if found is None else [found.shape]
         device = log.device if found is None else found.device
         if torch.compiler.is_compiling():
             armed = capacity = int(log.capacity)
@@ -212,13 +213,11 @@ class Sketcher:
             if capacity > armed or device != log.device:
                 index = -1 if device.index is None else device.index
                 compiled.prepare(self._key, capacity, device.type, index)
-            examples = log.open_traced(batch)
+            log.open_traced(batch, shapes)
         else:
             if device != log.device:
                 self._move(device)
-            examples = log.open(batch, device)
-        if found is not None:
-            examples.note(found)
+            log.open(batch, device, shapes)
 
     def _start_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The same as a part of the compiled code, so that `compiled.watch` notices where that is not this model's."""

@@ -73,6 +73,8 @@ class Rule:
     """Elementwise parameters and their sizes."""
     may_miss: ClassVar[bool] = False
     """Calls of such a layer may show no examples, as an embedding of positions does: it is never chosen alone."""
+    is_linear: ClassVar[bool] = False
+    """`keep` is its one matrix's `input` of the first argument, and `sketch` that matrix's `sketch`."""
 
     def __init__(self, module: nn.Module) -> None:
         self.matrices = []

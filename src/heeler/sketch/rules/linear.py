@@ -21,6 +21,8 @@ def linear_cost(n_in: float, n_out: float, k: float) -> Cost:
 
 @register(nn.Linear)
 class LinearRule(Rule):
+    is_linear = True
+
     def declare(self, module: Any) -> None:
         bias = None if module.bias is None else "bias"
         self.matrices = [MatrixSpec("weight", bias, module.out_features, module.in_features)]
