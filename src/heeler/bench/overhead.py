@@ -196,7 +196,7 @@ def measure_overhead(
         net = tapped if name == "heeler" else spare.to(device)
         run = torch.compile(net, mode=mode) if compile or cuda_graph else net
         step_of[name] = _stepper(run, net, x, y, optimizer, autocast, sketcher if name == "heeler" else None)
-        peaks[name] = _peak_mb(step_of[name], device, others)
+        peaks[name] = None if cuda_graph else _peak_mb(step_of[name], device, others)
         # What was there before plus this copy is not the next copy's; the batch belongs to both.
         others = torch.cuda.memory_allocated() - x.nbytes - y.nbytes if device == "cuda" else 0
     for step in step_of.values():  # warm up both before either is timed
