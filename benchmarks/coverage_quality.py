@@ -2,7 +2,8 @@
 
 PYTHONPATH=src python benchmarks/coverage_quality.py > benchmarks/results/coverage-quality.json
 
-Needs scikit-learn (digits). For every model, layers are added one by one in the order in which a budget buys them;
+Needs scikit-learn (digits). For every model, layers are added one by one in the order in which a budget buys them, and
+then every layer with a weight is taken alone;
 `ratio` is the prefix bound (2-norm) of the order found from K = 256 sketches of those layers over that of the order
 found from full gradients; `random` the same for a random order.
 """
@@ -10,7 +11,10 @@ found from full gradients; `random` the same for a random order.
 from __future__ import annotations
 
 import json
+import operator
 import sys
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +77,7 @@ def main() -> None:
     x, y = torch.tensor(images / 16, dtype=torch.float32)[:1200], torch.tensor(labels)[:1200]
     results = []
     for name, make in MODELS.items():
-        for seed in range(2):
+        for seed in range(4):
             torch.manual_seed(seed)
             model = make()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -91,10 +95,14 @@ def main() -> None:
             start = np.random.default_rng(seed).permutation(len(g))
             best = herding_bound(g, solve(g, start, seed=seed)).two
             seen: list[set[str]] = []
-            for budget in ("0.1%", "0.5%", "1%", "2%", "3%", "5%", "10%", "20%", "50%", "all"):
-                sketcher = Sketcher(model, layers=budget, seed=seed)
+            budgets: list[Any] = ["0.1%", "0.5%", "1%", "2%", "3%", "5%", "10%", "20%", "50%", "all"]
+            weighted = [n for n, module in model.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+            for budget in budgets + [partial(operator.eq, n) for n in weighted]:
+                alone = callable(budget)
+                layers = (lambda name, module, is_it=budget: is_it(name)) if alone else budget
+                sketcher = Sketcher(model, layers=layers, seed=seed)
                 chosen = {site.name for site in sketcher._sites}
-                if chosen in seen:
+                if chosen in seen and not alone:
                     sketcher.detach()
                     continue
                 seen.append(chosen)
@@ -105,7 +113,7 @@ def main() -> None:
                 sketcher.detach()
                 bound = herding_bound(g, solve(s, start, seed=seed)).two
                 results.append({
-                    "model": name, "seed": seed, "budget": budget, "layers": sorted(chosen),
+                    "model": name, "seed": seed, "budget": None if alone else budget, "layers": sorted(chosen),
                     "of_parameters": sketcher.coverage.share_of_parameters, "of_variance": centred,
                     "ratio": bound / best, "random": herding_bound(g, start).two / best,
                 })  # fmt: skip
