@@ -67,7 +67,7 @@ def test_the_search_finds_the_best_rate_from_any_guess():
 
 def saturation(points, bound):
     diversity = [{"batch_size_bound": bound}] * 3
-    made = [Point(b, 0.1, e, diversity if i == 0 else []) for i, (b, e) in enumerate(points)]
+    made = [Point(b, 0.1, e, e, diversity if i == 0 else []) for i, (b, e) in enumerate(points)]
     return Saturation("digits", "plain", 64, 1, 5, 0.1, made)
 
 
@@ -200,6 +200,8 @@ def test_a_sweep_tunes_every_batch_size_and_measures_the_smallest(digits):
     assert work == sorted(work)
     assert work[-1] > 2 * work[0]  # eight times the batch is far beyond the bound
     assert [p.lr for p in plain.points] == sorted(p.lr for p in plain.points)
+    assert [p.to_plain for p in plain.points] == work
+    assert (herd.points[0].to_plain <= 2.0) == (herd.target <= plain.target)
     assert len(plain.bounds) == 3
     assert plain.bounds[0] == pytest.approx(72.5, abs=0.1)  # at zero weights, whatever the seed
     measured = plain.points[0].diversity[0]

@@ -162,16 +162,16 @@ def sentence(bound: float | Measured, batch_size: int, delta: float = 0.2) -> st
     """What the bound says of a batch size, in words.
 
     "As well" means: with at most 1 + δ times the work, δ = 0.2 unless given. By Yin et al. that holds up to a batch of
-    1 + δ·bound, which is the number named.
+    1 + δ·bound, which is the number named. Over moving weights it is an upper end, and the sentence says so.
     """
     value = float(bound)
     if math.isnan(value):
         reason = bound.reason if isinstance(bound, Measured) else ""
         return f"the batch size that would still train well is not known{': ' + reason if reason else ''}"
-    if math.isinf(value):
-        return f"at this point batches of any size train as well as single examples; you use {batch_size}"
-    largest = math.floor(1 + delta * value)
-    return f"at this point batches up to about {largest} train as well as single examples; you use {batch_size}"
+    size = "of any size" if math.isinf(value) else f"up to about {math.floor(1 + delta * value)}"
+    moved = isinstance(bound, Measured) and bound.weights == "moving"
+    note = " (an upper end: the weights moved while this was measured)" if moved else ""
+    return f"at this point batches {size} train as well as single examples; you use {batch_size}{note}"
 
 
 def _alignment(

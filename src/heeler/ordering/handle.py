@@ -226,7 +226,8 @@ class Handle:
 
     def batch_size_advice(self) -> str:
         """ "at this point batches up to about 210 train as well as single examples; you use 64", or why that is not
-        known. See `heeler.diversity.sentence`; the batch is that of all workers together."""
+        known. See `heeler.diversity.sentence`; the batch is that of all workers together. It comes from what `metrics`
+        has, over a moving epoch, which is an upper end: `heeler.diversity.measure` tells it at the present weights."""
         sampler = self.sampler
         if getattr(sampler.rule, "table", None) is None:
             return "the batch size that would still train well is not known: this order keeps no sketches of examples"

@@ -11,6 +11,7 @@ from typing import Any
 
 from heeler.experiments.diversity.charts import draw, in_order
 from heeler.experiments.diversity.saturation import DELTA, Saturation, concurrent_bounds, saturations
+from heeler.experiments.diversity.variants import PLAIN
 from heeler.experiments.records import Result, read_results
 from heeler.experiments.report import as_image, as_table, page
 from heeler.experiments.tasks import get_task
@@ -44,7 +45,8 @@ def html(found: Sequence[Saturation], results: Sequence[Result]) -> str:
         draw(lines, picture)
         parts += [f"<h2>{escape(get_task(task).summary)}</h2>"]
         parts.append(as_image(picture, f"Work by batch size and bound by epoch on {task}"))
-        parts += [_saturation_table(lines), _work_table(lines), _mechanism_table(lines), _concurrent_table(lines)]
+        parts += [_saturation_table(lines), _work_table(lines), _plain_table(lines)]
+        parts += [_mechanism_table(lines), _concurrent_table(lines)]
         parts.append(_settings([r for r in results if r.run.task == task]))
     return page(TITLE, parts)
 
@@ -89,6 +91,19 @@ def _work_table(lines: Sequence[Saturation]) -> str:
         rows.append([escape(one.variant), *cells])
     note = "<p>Epochs to the target by batch size (in brackets: over the smallest batch's; and as the bound says):</p>"
     return note + as_table(["", *map(str, sizes)], rows)
+
+
+def _plain_table(lines: Sequence[Saturation]) -> str:
+    """Orders by the same measure: epochs to the loss that the plain variant's smallest batch reached."""
+    sizes = sorted({p.batch for one in lines for p in one.points})
+    rows = []
+    for one in lines:
+        if one.variant == PLAIN or one.variant.startswith(("order", "with")):
+            by_size = {p.batch: p.to_plain for p in one.points}
+            rows.append([escape(one.variant), *(f"{by_size.get(b, math.inf):.2f}" for b in sizes)])
+    if len(rows) < 2:
+        return ""
+    return "<p>Orders: epochs to the plain variant's target:</p>" + as_table(["", *map(str, sizes)], rows)
 
 
 def _concurrent_table(lines: Sequence[Saturation]) -> str:
@@ -139,9 +154,17 @@ def as_numbers(one: Saturation) -> dict[str, Any]:
                 "lr": p.lr,
                 "epochs": p.epochs,
                 "growth": one.growth(p),
+                "epochs_to_plain": _finite(p.to_plain),
                 "predicted_growth": _finite(one.predicted_growth(p.batch)),
                 "concurrent": concurrent_bounds(p) if len(p.diversity) > 2 else {},
-                "batch_noise": [found["batch_noise"] for found in p.diversity],
+                **{
+                    name: [found[key] for found in p.diversity]
+                    for name, key in (
+                        ("batch_noise", "batch_noise"),
+                        ("bounds", "batch_size_bound"),
+                        ("moving", "moving"),
+                    )
+                },
             }
             for p in one.points
         ],

@@ -12,6 +12,7 @@ import numpy as np
 
 from heeler.experiments.diversity.point import path_bound
 from heeler.experiments.diversity.search import crossing, final_loss
+from heeler.experiments.diversity.variants import PLAIN
 from heeler.experiments.records import Result
 from heeler.experiments.summary import Line, curve_quantity
 
@@ -27,6 +28,8 @@ class Point:
     lr: float
     epochs: float
     """Passes over the data to the target; inf if it was not reached."""
+    to_plain: float = math.inf
+    """Passes to the plain variant's target, at whichever rate tried gets there first; inf if that is not reached."""
     diversity: list[dict[str, Any]] = field(default_factory=list)
     """What was measured before training and after every epoch of the first seed; empty if nothing was."""
 
@@ -86,10 +89,11 @@ def saturations(results: Iterable[Result]) -> list[Saturation]:
     for result in results:
         options = {**result.run.options, "measure": False}
         groups.setdefault(json.dumps([result.run.task, result.run.name, options], sort_keys=True), []).append(result)
-    return [_saturation(found) for found in groups.values()]
+    plain = {found[0].run.task: _saturation(found) for found in groups.values() if found[0].run.name == PLAIN}
+    return [_saturation(found, plain.get(found[0].run.task)) for found in groups.values()]
 
 
-def _saturation(results: Sequence[Result]) -> Saturation:
+def _saturation(results: Sequence[Result], plain: Saturation | None = None) -> Saturation:
     first = results[0]
     quantity = curve_quantity(first.run.task)
     trials: dict[int, dict[float, list[Result]]] = {}
@@ -107,8 +111,11 @@ def _saturation(results: Sequence[Result]) -> Saturation:
     for batch in sorted(trials):
         reached = {lr: crossing(curve, target) for lr, curve in curves[batch].items()}
         best = min(reached, key=lambda lr: reached[lr])
+        own = curves[batch].values()
+        to_plain = math.inf if plain is None else min(crossing(curve, plain.target) for curve in own)
         same = [r for r in results if (r.run.batch_size, r.run.lr) == (batch, best) and r.run.options.get("measure")]
-        points.append(Point(batch, best, reached[best], [e["diversity"] for e in same[-1].epochs] if same else []))
+        diversity = [_measured(e) for e in same[-1].epochs] if same else []
+        points.append(Point(batch, best, reached[best], to_plain, diversity))
     return Saturation(
         task=first.run.task,
         variant=first.run.name,
@@ -118,6 +125,11 @@ def _saturation(results: Sequence[Result]) -> Saturation:
         target=target,
         points=[p for p in points if math.isfinite(p.epochs)],
     )
+
+
+def _measured(epoch: dict[str, Any]) -> dict[str, Any]:
+    """What was measured at an epoch's end; `moving` is what the run's own table of sketches said then."""
+    return {**epoch["diversity"], "moving": (epoch.get("order") or {}).get("batch_size_bound")}
 
 
 def concurrent_bounds(point: Point) -> dict[int, float]:
