@@ -33,7 +33,7 @@ class Heard(logging.Handler):
 def faulty(rank: int, who: int, how: str, shards: str) -> tuple[list[list[int]], list[str], float]:
     heard = Heard()
     dataset, model = problem(24)
-    sampler, _, loader = set_up(dataset, model, shards=shards, exchange_timeout=1.0)
+    sampler, _, loader = set_up(dataset, model, shards=shards, exchange_timeout=3.0)
     orders = walk(model, sampler, loader, 2)
     if rank == who:
         if how == "dies":
@@ -52,7 +52,7 @@ def test_a_lost_rank(who: int, how: str, shards: str) -> None:
     alive = [result for result in results if result is not None]
     assert len(alive) == 2
     for orders, said, seconds in alive:
-        assert seconds < 15
+        assert seconds < 30
         assert len(said) == 1
         assert f"rank {who} " in said[0]
         for order in orders:
