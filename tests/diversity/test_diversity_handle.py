@@ -52,23 +52,30 @@ def test_metrics_hold_what_the_table_says(dim):
     )
 
 
-def test_the_table_is_read_twice_an_epoch_however_often_metrics_are_asked_for(monkeypatch):
+def test_the_table_is_read_once_an_epoch_however_often_metrics_are_asked_for(monkeypatch):
     reads = []
     true = epoch.diversity_of
     monkeypatch.setattr(epoch, "diversity_of", lambda t, **kw: reads.append(kw["rows"].mean()) or true(t, **kw))
     logged = []
     handle = run(epochs=3, each_step=lambda handle: logged.append(handle.metrics().get("batch_size_bound")))
-    # The first epoch says nothing before half of its examples were seen.
     steps = N // BATCH
-    assert logged[: steps // 2] == [None] * (steps // 2)
-    assert len(set(logged[steps:])) == 4
-    assert len(reads) == 6
-    assert min(reads) >= 0.5
+    first, second, third = logged[:steps], logged[steps : 2 * steps], logged[2 * steps :]
+    assert first[:-1] == [None] * (steps - 1)  # nothing before all examples were seen
+    assert set(second[:-1]) == {first[-1]}  # what the epoch before said
+    assert set(third[:-1]) == {second[-1]}
+    assert len(reads) == 3
+    assert min(reads) >= 1 - 2 / steps
     # At an epoch's end the numbers are of that epoch, though the last batch is not filed yet.
     handle.collect(wait=True)
     whole = float(batch_size_bound(handle.sampler.rule.table.rows))
-    assert logged[-1] == pytest.approx(whole, rel=0.2)
-    assert logged[-1] != logged[-2]
+    assert third[-1] == pytest.approx(whole, rel=0.2)
+    assert third[-1] != third[-2]
+
+
+def test_whoever_asks_at_an_epochs_start_alone_hears_of_the_one_before():
+    handle = run(epochs=3)
+    handle.sampler.epoch, handle.sampler.positions.trained = 3, 0  # as when the fourth epoch has begun
+    assert handle.metrics()["batch_size_bound"] > 1
 
 
 @pytest.mark.parametrize("order", ["pair", "random"])

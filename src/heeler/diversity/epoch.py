@@ -34,7 +34,7 @@ class EpochDiversity:
         return key == self._key
 
     def read(self, table: Any, key: Hashable, lock: Any = None) -> Diversity | None:
-        """Of the table's rows, read anew only under a new key; None before half of them have come.
+        """Of the table's rows, read anew only under a new key; None if few of them have come.
 
         lock: held by another thread while it writes. Nobody waits for it: until it is free, what was read last stands.
         """

@@ -200,9 +200,8 @@ class Handle:
         """Plain numbers for any logger; the herding bounds are there from the second epoch on.
 
         `gradient_diversity`, `batch_size_bound` (with the ends of its 95% interval) and `noise_scale` are over a moving
-        epoch: of every example's newest sketch. They are taken once in an epoch, of what the one before left, and once
-        more at its end. Rules that keep no table of sketches have none, nor have workers other than rank 0, where all
-        sketches meet.
+        epoch: of every example's newest sketch. They are taken once an epoch, at its end if they are asked for then.
+        Rules that keep no table of sketches have none, nor have workers other than rank 0, where all sketches meet.
         """
         rule = self.sampler.rule
         numbers = {
@@ -236,15 +235,14 @@ class Handle:
         return advice(self._read_diversity(), sampler.batch_size * sampler.num_replicas)
 
     def _read_diversity(self) -> Diversity | None:
-        sampler, trained = self.sampler, self.sampler.positions.trained
+        sampler, positions = self.sampler, self.sampler.positions
         table = getattr(sampler.rule, "table", None)
         # The last batch's sketches are filed at the next forward, so an epoch is as good as over without them.
-        key = sampler.epoch, trained + sampler.batch_size >= len(sampler.indices)
-        too_early = sampler.epoch == 0 and trained < len(sampler.indices) / 2
-        if table is None or too_early or self._diversity.is_known(key):
+        epochs = sampler.epoch + (positions.trained + sampler.batch_size >= len(sampler.indices))
+        if table is None or epochs == 0 or self._diversity.is_known(epochs):
             return self._diversity.found
         self._deliver(wait=True)
-        return self._diversity.read(table, key, getattr(sampler.turnover, "using_rule", None))
+        return self._diversity.read(table, epochs, getattr(sampler.turnover, "using_rule", None))
 
     def _fingerprint(self) -> dict[str, Any]:
         return {
