@@ -5,8 +5,8 @@ PYTHONPATH=src python benchmarks/sst2_trainer.py --data DIR > benchmarks/results
 Two processes each run a Trainer of examples/sst2_trainer.py and pass a token on after every step, so that whatever else
 the machine does falls on both alike. A turn is all between two steps' ends: loading, the step, and, at an epoch's
 beginning, finding its order. `ratio` is the sum of an epoch's turns with Heeler over that without, in wall-clock time
-and in the CPU time of the process. After every epoch both models are evaluated on all training and dev sentences, without
-dropout; that is not counted.
+and in the CPU time of the process. After every epoch both models are evaluated on all training and dev sentences,
+without dropout; that is not counted.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def of_trainer(trainer: Any) -> Iterator[Finding]:
             "split_batches and dispatch_batches deal out batches that Heeler has dealt out already",
             "leave both away",
         )
-    if package in ("lightning", "pytorch_lightning") and getattr(trainer, "overfit_batches", 0):
+    if package in ("lightning", "pytorch_lightning") and getattr(trainer, "overfit_batches", False):
         yield Finding("stops", "overfit_batches replaces the loader's sampler", "leave overfit_batches away")
     known = {"transformers": "transformers", "accelerate": "accelerate", "lightning": "lightning"}
     module = known.get(package) or ("lightning" if package == "pytorch_lightning" else None)
