@@ -13,7 +13,20 @@ from heeler.experiments.diversity.saturation import DELTA, Saturation
 from heeler.experiments.diversity.variants import MECHANISMS, PLAIN
 from heeler.experiments.tasks import get_task
 
-COLOURS = ("#000000", "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#D55E00")
+# Okabe and Ito's colours, told apart with any colour vision; the same variant has the same one in every panel.
+COLOURS = {"with replacement": "#0072B2", "dropout": "#E69F00", "langevin": "#CC79A7", "quantize": "#8C6D31"}
+OTHERS = ("#56B4E9", "#009E73", "#7f7f7f")
+BLACK = "#000000"
+
+
+def colour_of(one: Saturation, lines: Sequence[Saturation]) -> str:
+    """A variant's own; replicated ones one after the other."""
+    if one.variant == PLAIN:
+        return BLACK
+    if one.variant.startswith("order"):
+        return charts.COLOURS.get(one.variant.removeprefix("order "), OTHERS[-1])
+    rest = [other.variant for other in lines if other.variant.startswith("replicated")]
+    return COLOURS.get(one.variant) or OTHERS[rest.index(one.variant) % len(OTHERS)]
 
 
 def draw(found: Sequence[Saturation], target: Path | BinaryIO) -> None:
@@ -42,8 +55,8 @@ def draw(found: Sequence[Saturation], target: Path | BinaryIO) -> None:
 
 def work_panel(axes: Any, lines: Sequence[Saturation]) -> None:
     """Passes over the data to the same loss, over those of the smallest batch; measured, and by the bound."""
-    for number, one in enumerate(lines):
-        colour = COLOURS[number % len(COLOURS)]
+    for one in lines:
+        colour = colour_of(one, lines)
         sizes = np.array([p.batch for p in one.points], float)
         axes.plot(sizes, [one.growth(p) for p in one.points], color=colour, marker="o", linewidth=2, label=one.variant)
         if np.isfinite(one.bound):
@@ -67,11 +80,11 @@ def speedup_panel(axes: Any, one: Saturation) -> None:
     ideal = sizes / sizes[0]
     axes.plot(sizes, ideal, color="#7f7f7f", linewidth=1, label="ideal")
     axes.plot(
-        sizes, ideal / [one.growth(p) for p in one.points], color=COLOURS[0], marker="o", linewidth=2, label="measured"
+        sizes, ideal / [one.growth(p) for p in one.points], color=BLACK, marker="o", linewidth=2, label="measured"
     )
     if np.isfinite(one.bound):
         said = ideal / [one.predicted_growth(b) for b in sizes]
-        axes.plot(sizes, said, color=COLOURS[0], linestyle="--", linewidth=1, label="by the bound")
+        axes.plot(sizes, said, color=BLACK, linestyle="--", linewidth=1, label="by the bound")
     axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="fewer steps to the same loss, times")
     axes.set_xticks(sizes, [f"{size:g}" for size in sizes], minor=False)
     axes.set_xticks([], minor=True)
@@ -93,12 +106,11 @@ def _mark(axes: Any, one: Saturation) -> None:
 
 def bound_panel(axes: Any, lines: Sequence[Saturation]) -> None:
     """B(w) by epoch; logarithmic."""
-    for number, one in enumerate(lines):
+    for one in lines:
         bounds = np.array([np.nan if b is None else b for b in one.bounds], float)
         if np.isfinite(bounds).any():
-            axes.plot(
-                np.arange(bounds.size), bounds, color=COLOURS[number % len(COLOURS)], linewidth=2, label=one.variant
-            )
+            colour = colour_of(one, lines)
+            axes.plot(np.arange(bounds.size), bounds, color=colour, linewidth=2, label=one.variant)
     axes.set(yscale="log", xlabel="epoch", ylabel="batch-size bound B(w)")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.set_major_formatter("{x:,g}")
