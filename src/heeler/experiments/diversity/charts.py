@@ -49,7 +49,7 @@ def draw(found: Sequence[Saturation], target: Path | BinaryIO) -> None:
     figure.canvas.draw()
     for axes in grid.flat:
         charts.name_lines(axes)
-    figure.savefig(target, dpi=110, format="png")
+    figure.savefig(target, dpi=90, format="png")
     plt.close(figure)
 
 
@@ -98,9 +98,10 @@ def _mark(axes: Any, one: Saturation) -> None:
     for height, (name, batch) in zip((0.97, 0.89), places, strict=True):
         if batch is not None and np.isfinite(batch):
             axes.axvline(batch, color="#7f7f7f", linewidth=1, linestyle="--" if name == "bound" else "-")
+            inner = batch**2 < one.points[0].batch * one.points[-1].batch  # write towards the middle
             axes.annotate(
-                f" +{DELTA:.0%}, {name}: {batch:.0f}", (batch, height), xycoords=("data", "axes fraction"), fontsize=9,
-                va="top",
+                f" +{DELTA:.0%}, {name}: {batch:.0f} ", (batch, height), xycoords=("data", "axes fraction"), fontsize=9,
+                va="top", ha="left" if inner else "right",
             )  # fmt: skip
 
 
