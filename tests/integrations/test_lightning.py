@@ -175,9 +175,13 @@ def sketches(folder: Path, compiles: str) -> list[list[float]]:
 
 
 def test_compiled_modules_have_the_same_sketches(tmp_path: Path) -> None:
-    eager, part, whole = (in_world(1, sketches, tmp_path, compiles)[0] for compiles in ("", "a part", "all"))
+    ((eager, part, whole),) = in_world(1, all_sketches, tmp_path)
     torch.testing.assert_close(torch.tensor(part), torch.tensor(eager))
     torch.testing.assert_close(torch.tensor(whole), torch.tensor(eager))
+
+
+def all_sketches(folder: Path) -> list[list[list[float]]]:
+    return [sketches(folder, compiles) for compiles in ("", "a part", "all")]
 
 
 def resumed_quietly(folder: Path) -> None:
