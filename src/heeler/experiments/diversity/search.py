@@ -134,7 +134,7 @@ class Sweep:
                 break
             before = batch
             if self.variant.mechanism == "none" and self.variant.replication == 1:
-                self._measured(batch, best.lr, math.ceil(best.epochs), "own")
+                self._measured(batch, best.lr, min(math.ceil(best.epochs), self.epochs), "own")
 
     def _tune(self, batch: int, guess: float, budget: int, target: float) -> Trial:
         limit = budget
