@@ -118,5 +118,7 @@ def test_batches_may_be_mappings_and_must_hold_something():
     assert float(measure(wide, [{"x": x, "y": y}], loss).bound) == pytest.approx(exact_bound(wide, x, y), rel=0.1)
     with pytest.raises(ValueError, match="no batches"):
         measure(model, [], loss)
+    with pytest.raises(ValueError, match="not an iterator"):
+        measure(wide, iter([{"x": x, "y": y}]), loss)
     zero = measure(wide, [(x, y)], lambda model, batch: model(batch[0]).sum() * 0)
     assert "all gradients are zero" in zero.bound.reason

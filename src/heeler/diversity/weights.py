@@ -101,6 +101,8 @@ def _exact_squares(
             gradients = torch.autograd.grad(alone, parameters, allow_unused=True)
             found[at] = sum(float(g.double().square().sum()) for g in gradients if g is not None)
         start += count
+    if len(found) < len(wanted):
+        raise ValueError("batches were not the same the second time: give a list, or a loader, not an iterator")
     return [found[i] for i in picked.tolist()]
 
 
