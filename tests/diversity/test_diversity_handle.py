@@ -18,7 +18,7 @@ def run(order="herd", epochs=2, dim=None, width=5, each_step=lambda handle: None
     torch.manual_seed(0)
     x, y = torch.randn(N, 12), torch.randint(0, 3, (N,))
     model = nn.Sequential(nn.Linear(12, width), nn.Tanh(), nn.Linear(width, 3))
-    sampler = heeler.Sampler(N, batch_size=BATCH, order=order, dim=dim)
+    sampler = heeler.Sampler(N, batch_size=BATCH, order=order, dim=dim, refresh=1)
     handle = heeler.attach(model, sampler, layers="all")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(x, y), batch_size=BATCH, sampler=sampler)

@@ -204,7 +204,7 @@ def test_report_needs_nothing_from_outside(tiny, tmp_path):
 
 def test_recorded_bound_of_random_is_about_one_and_of_herd_less(tiny):
     def bound(rule):
-        run = settings(get_task("digits"), rule, 0, epochs=4, bounds=True)
+        run = settings(get_task("digits"), rule, 0, epochs=4, bounds=True, refresh=1)
         return [e["relative_bound"] for e in from_records(run, train(run, tiny)).epochs[2:]]
 
     assert 0.4 < np.mean(bound("random")) < 2.5

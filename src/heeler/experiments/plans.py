@@ -81,6 +81,14 @@ def pass_counts(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
     return runs
 
 
+def refreshes(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
+    """Sketches in every epoch against sketches that may get older: the cost of a tap is spread over so many epochs."""
+    runs = comparison(task, ["random"], seeds, **changes)
+    for refresh in (1, 2, 4, 8, 16):
+        runs += comparison(task, ["herd"], seeds, label=f"herd ≤ {refresh} old", **{**changes, "refresh": refresh})
+    return runs
+
+
 def layer_choices(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
     """All layers tapped, those that a budget of the step's time allows, or what the library takes by default."""
     runs = comparison(task, ["random"], seeds, **changes)
@@ -156,6 +164,7 @@ SWEEPS: dict[str, Callable[[str, Seeds, Changes], list[Run]]] = {
     "sketch-size": sketch_sizes,
     "passes": pass_counts,
     "layers": layer_choices,
+    "refresh": refreshes,
     "shards": shard_kinds,
     "lr": learning_rates,
     "workers": worker_counts,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from heeler.experiments.folder import Folder
 from heeler.experiments.records import carry_out, is_finished, note_failure
 from heeler.experiments.setup import Run
-from heeler.experiments.training import OneProcess, train
+from heeler.experiments.training import OneProcess, refresh_of, train
 from heeler.ordering import Sampler
 
 
@@ -26,7 +26,15 @@ class Rank(OneProcess):
             raise ValueError("passes can be set in simulated runs only")
         size: Any = examples // run.workers if run.shards == "local" else examples
         shards: Any = run.shards
-        return Sampler(size, batch_size=run.batch_size, order=run.rule, dim=run.dim, seed=run.seed, shards=shards)
+        return Sampler(
+            size,
+            batch_size=run.batch_size,
+            order=run.rule,
+            dim=run.dim,
+            refresh=refresh_of(run),
+            seed=run.seed,
+            shards=shards,
+        )
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model)

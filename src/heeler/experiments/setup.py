@@ -42,6 +42,8 @@ class Run:
     """Full gradients instead of sketches; None: as the task says for published rules, the library's default else."""
     passes: int | None = None
     """Balance passes in a solve of `herd`; None: the rule's default."""
+    refresh: int | None = None
+    """How many epochs old a sketch of `herd` may get; None: the sampler's default."""
     layers: str | None = None
     """Layers that are tapped: "all", a budget such as "2%", or "name:PREFIX|PREFIX" for modules whose name starts so;
     None: what the library taps by default for `herd`, all for the published rules."""
@@ -58,7 +60,7 @@ class Run:
             raise ValueError(f'shards must be "global" or "local", not {self.shards!r}')
         if self.optimizer not in ("sgd", "adamw"):
             raise ValueError(f'optimizer must be "sgd" or "adamw", not {self.optimizer!r}')
-        for name in ("epochs", "batch_size", "workers", "dim"):
+        for name in ("epochs", "batch_size", "workers", "dim", "refresh"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

@@ -8,6 +8,7 @@ import numpy as np
 
 from heeler.herding import make_rule
 from heeler.ordering.dealing import IntArray, Layout
+from heeler.ordering.refresh import REFRESH
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.turnover import Turnover
 
@@ -34,6 +35,7 @@ class SimulatedWorkers(Sampler):
         workers: int = 1,
         shards: Literal["global", "local"] | str = "global",
         dim: int | None = None,
+        refresh: int = REFRESH,
         seed: int = 0,
         rule_options: dict[str, Any] | None = None,
     ) -> None:
@@ -45,7 +47,7 @@ class SimulatedWorkers(Sampler):
         self.own_shards = shards == "local"
         self.worker_batch = batch_size
         self.rule_options = rule_options or {}
-        super().__init__(examples, batch_size=workers * batch_size, order=order, dim=dim, seed=seed)
+        super().__init__(examples, batch_size=workers * batch_size, order=order, dim=dim, refresh=refresh, seed=seed)
 
     def _make_turnover(self) -> Turnover:
         shard = self.examples // self.workers

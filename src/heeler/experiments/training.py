@@ -24,6 +24,7 @@ from heeler.experiments.tasks.base import parameters_l2, resampled
 from heeler.experiments.tasks.linear import LinearTask, least_objective
 from heeler.herding import make_rule
 from heeler.ordering import Handle, Sampler, attach
+from heeler.ordering.refresh import REFRESH
 
 Record = dict[str, Any]
 
@@ -40,6 +41,7 @@ class OneProcess:
             workers=run.workers,
             shards=run.shards,
             dim=run.dim,
+            refresh=refresh_of(run),
             seed=run.seed,
             rule_options={"passes": run.passes} if run.passes and run.rule == "herd" else None,
         )
@@ -119,6 +121,11 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
     if handle is not None:
         handle.detach()
     yield {"kind": "end", "diverged": diverged, "train_seconds": train_seconds, "eval_seconds": eval_seconds}
+
+
+def refresh_of(run: Run) -> int:
+    """The sampler's `refresh`; bounds of orders that need no sketches are taken in every epoch."""
+    return 1 if run.bounds and run.rule != "herd" else run.refresh or REFRESH
 
 
 def load(run: Run, folder: Folder) -> tuple[Examples, float | None]:

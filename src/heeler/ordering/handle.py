@@ -64,6 +64,9 @@ class Handle:
         self._handed_out = 0
         self.sketcher.on_forward = self.collect
         self.sketcher.on_backward = self._stamp
+        self.sketcher.on_count = self._count
+        self._counting = True
+        self.begin_epoch()
 
     @property
     def coverage(self) -> Coverage:
@@ -89,7 +92,13 @@ class Handle:
         if explicit.ndim != 1 or explicit.size == 0 or explicit.min() < 0 or explicit.max() >= self.sampler.examples:
             raise ValueError(f"indices must be a list of numbers in 0..{self.sampler.examples - 1}, one an example")
         self.collect()
-        yield
+        self._counting = False
+        try:
+            yield
+        finally:
+            self._counting = True
+        if not self.sketcher.sketching and self.sampler.positions.expects(explicit, self.sampler.indices):
+            self.sampler.positions.skip(explicit.size)
         for sketches in self.sketcher.pop_passes():
             if len(sketches) != explicit.size:
                 self._ignore(len(sketches), f"{explicit.size} examples were named")
@@ -130,6 +139,19 @@ class Handle:
             else:
                 self._courier.send(indices, sketches)
         self._deliver(wait=wait)
+        self._start_early()
+
+    def begin_epoch(self) -> None:
+        """Take sketches or leave it, as the sampler says for the epoch that begins."""
+        self.sketcher.sketching = self.sampler.takes_sketches
+
+    def _count(self, rows: int) -> None:
+        """A forward that nobody sketches: the sampler still has to know how far the loop has come."""
+        if self._counting:
+            self.sampler.positions.count(rows)
+            self._start_early()
+
+    def _start_early(self) -> None:
         if self.sampler.wants_early_start():
             self._deliver(wait=True)
             self.sampler.turnover.start_early()

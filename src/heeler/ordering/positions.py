@@ -78,6 +78,10 @@ class Positions:
             self.doubtful.append(claimed)
         return claimed
 
+    def count(self, rows: int) -> None:
+        """A pass over `rows` examples has begun that nobody sketches: only how far the loop has come matters."""
+        self.trained = min(self.trained + rows, self.handed_out)
+
     def skip(self, rows: int | None = None) -> None:
         """Count `rows` examples (by default all that are outstanding) as done without a pass over them."""
         outstanding = self.handed_out - self.trained

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.herding import Rule, make_rule, rule_names
+from heeler.herding.rules.tabled import TabledRule
 from heeler.ordering.coordination import CoordinatedTurnover
 from heeler.ordering.dealing import Layout
 from heeler.ordering.following import FollowingTurnover
 from heeler.ordering.group import Group, agree, find_ranks
 from heeler.ordering.positions import Positions
+from heeler.ordering.refresh import REFRESH, is_due
 from heeler.ordering.turnover import Turnover
 
 logger = logging.getLogger("heeler")
@@ -29,6 +31,8 @@ WHOLE = 2048
 out cannot be balanced (RESULTS.md: GLUE on 385 and 1,537 parameters)."""
 WHOLE_BYTES = 1 << 26
 """And bytes of a table of them, which also travel between workers, up to which that holds."""
+ENOUGH = 0.9
+"""The share of an epoch that must have been trained on for its sketches to last."""
 FAST_FORWARD = 1000
 """Epochs that `set_epoch` skips one by one; a number further off is taken as a name, not as a distance."""
 
@@ -51,6 +55,10 @@ class Sampler(DistributedSampler[Any]):
         order: a rule by name (`heeler.herding.rule_names()`), or an object with the `heeler.herding.Rule` protocol.
         dim: numbers in the sketch of an example's gradient. By default 256, or the whole gradient of a model so small
             that nothing is gained by less: see `whole_up_to`.
+        refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
+            `refresh`-th; between them the order stays and the model runs untapped. 1: in every epoch. Rules that keep
+            no table of sketches (the published ones) see every epoch anyway, and so do compiled models, whose taps are
+            part of the compiled code.
         seed: of everything random. The same on all workers.
         num_replicas: workers; by default from `torch.distributed`, else one.
         rank: which one of them this is.
@@ -69,6 +77,7 @@ class Sampler(DistributedSampler[Any]):
         batch_size: int,
         order: str | Rule = "herd",
         dim: int | None = None,
+        refresh: int = REFRESH,
         seed: int = 0,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -82,7 +91,7 @@ class Sampler(DistributedSampler[Any]):
             raise TypeError("dataset has no len(): an order needs a dataset of known length, not an IterableDataset")
         if len(sized) < 1:
             raise ValueError("the dataset is empty: there is nothing to order")
-        for name, value in (("batch_size", batch_size), ("dim", DIM if dim is None else dim)):
+        for name, value in (("batch_size", batch_size), ("dim", DIM if dim is None else dim), ("refresh", refresh)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         if isinstance(order, str) and order not in rule_names():
@@ -97,6 +106,8 @@ class Sampler(DistributedSampler[Any]):
         super().__init__(sized, num_replicas or 1, rank or 0, shuffle=True, seed=seed, drop_last=drop_last)
         self.batch_size = batch_size
         self.shards = shards
+        self.refresh = refresh
+        self._sketches_began = 0
         self.dim = DIM if dim is None else dim
         self._may_keep_whole = dim is None
         self.examples = len(sized)
@@ -158,6 +169,13 @@ class Sampler(DistributedSampler[Any]):
     # What the handle calls
 
     @property
+    def takes_sketches(self) -> bool:
+        """Whether sketches are taken in the epoch under way."""
+        if self.refresh > 1 and isinstance(self.rule, TabledRule):
+            return is_due(self.epoch - self._sketches_began + 1, self.refresh)
+        return self.refresh == 1 or self.rule.needs_vectors
+
+    @property
     def rule(self) -> Rule:
         """The ordering rule, with all that it has seen."""
         return self.turnover.rule
@@ -206,6 +224,7 @@ class Sampler(DistributedSampler[Any]):
             "over": self.positions.over,
             "examples": self.examples,
             "dim": self.dim,
+            "sketches_began": self._sketches_began,
             **self.turnover.state_dict(),
         }
 
@@ -217,6 +236,7 @@ class Sampler(DistributedSampler[Any]):
         same_workers = self.turnover.load_state_dict(state)
         self._take_indices()
         self.epoch = state["epoch"]
+        self._sketches_began = state.get("sketches_began", self.epoch)
         self._resume_at(state["trained"] if same_workers else 0, over=state["over"])
 
     # Epochs
@@ -237,6 +257,8 @@ class Sampler(DistributedSampler[Any]):
             self._skip_to_epoch(asked)
             start = 0
         self.positions = self._positions(start)
+        if self.collector is not None:
+            self.collector.begin_epoch()
 
     def _was_used(self) -> bool:
         """Whether the current order was trained on. One that was only looked at is given again."""
@@ -247,7 +269,10 @@ class Sampler(DistributedSampler[Any]):
 
     def _turn_over(self) -> None:
         misfiled = self.positions.misfiled()
+        if self.takes_sketches and self.positions.trained < ENOUGH * len(self.indices):
+            self._sketches_began += 1  # an epoch that was cut short has left examples without a sketch: one more
         if misfiled:
+            self._sketches_began = self.epoch + 1  # start again
             logger.warning(
                 "batches were handed out that no backward pass was about, so it is not certain which examples %d "
                 "passes of this epoch belong to: they are left out. Call handle.skip() where the loop skips a batch.",
@@ -264,6 +289,7 @@ class Sampler(DistributedSampler[Any]):
                 self.turnover.next_order()
             self._take_indices()
         self.epoch = max(epoch, self.epoch)
+        self._sketches_began = self.epoch  # whatever there is, it is not of the epochs before this one
 
     def _take_indices(self) -> None:
         self.indices: NDArray[np.int64] = self.turnover.indices
@@ -316,6 +342,7 @@ class Sampler(DistributedSampler[Any]):
             "batch_size": self.batch_size,
             "shards": self.shards,
             "drop_last": self.drop_last,
+            "refresh": self.refresh,
         }
         facts |= {"the dataset's length": self.examples} if self.shards == "global" else {}
         sizes = str(self.examples)

@@ -74,7 +74,10 @@ class PassLog:
         self.mean, self.unscale = mean, unscale
         self.on_forward: Callable[[], None] | None = None
         self.on_backward: Callable[[], None] | None = None
+        self.on_count: Callable[[int], None] | None = None
         self.enabled = True
+        self.sketching = True
+        """False: eager forwards are counted, not sketched."""
         self.current: Slot | None = None
         self.lost = False
         """The newest forward's batch could not be told, so it has no pass."""

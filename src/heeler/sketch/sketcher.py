@@ -144,6 +144,27 @@ class Sketcher:
     def enabled(self, value: bool) -> None:
         self._log.enabled = value
 
+    @property
+    def sketching(self) -> bool:
+        """False: forwards are counted (`on_count` is called with their batch size) and nothing is tapped.
+
+        Compiled code goes on sketching: its taps are part of it, and to leave them out it would be compiled again.
+        """
+        return self._log.sketching
+
+    @sketching.setter
+    def sketching(self, value: bool) -> None:
+        self._log.sketching = value
+
+    @property
+    def on_count(self) -> Callable[[int], None] | None:
+        """Called with the batch size of every forward that is counted, as it starts."""
+        return self._log.on_count
+
+    @on_count.setter
+    def on_count(self, callback: Callable[[int], None] | None) -> None:
+        self._log.on_count = callback
+
     def pop_passes(self) -> list[Tensor]:
         """The sketches of all passes finished since the last pop, (B_i, K) float32 each, in forward order."""
         return self._log.pop()
@@ -214,10 +235,14 @@ class Sketcher:
                 index = -1 if device.index is None else device.index
                 compiled.prepare(self._key, capacity, device.type, index)
             log.open_traced(batch, shapes)
-        else:
+        elif log.sketching or log.needs_leaves:
             if device != log.device:
                 self._move(device)
             log.open(batch, device, shapes)
+        else:
+            log.current = None
+            if log.on_count is not None:
+                log.on_count(batch)
 
     def _start_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The same as a part of the compiled code, so that `compiled.watch` notices where that is not this model's."""

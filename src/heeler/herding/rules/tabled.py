@@ -106,12 +106,15 @@ class Herd(TabledRule):
     """Heeler's own rule and the default: the newest vector of every example in a table, solved between epochs.
 
     `next_order()` is `commit(solve())`. The solve takes the time; it only reads, and may run in a thread (the kernels
-    let go of the GIL). Examples without a vector get random places.
+    let go of the GIL). Examples without a vector get random places. After an epoch that brought no vectors the order
+    stays as it is.
 
     Args:
         passes: balance passes in a solve, at most.
         table: see `TabledRule`.
     """
+
+    _state = (*TabledRule._state, "has_news")
 
     def __init__(
         self,
@@ -128,8 +131,15 @@ class Herd(TabledRule):
         super().__init__(examples, dim, table=table, **options)
         self.passes = check.check_positive(passes, "passes")
         self._seed = seed
+        self.has_news = True
+        """Whether there may be a better order than the present one: since the last solve vectors have come."""
         self.last_solution: Solution | None = None
         """Bounds, passes and seconds of the last solve; its order holds the examples that had vectors."""
+
+    def observe(self, indices: Any, vectors: Any) -> None:
+        """See `TabledRule.observe`."""
+        super().observe(indices, vectors)
+        self.has_news = True
 
     def solve(self) -> Solution | None:
         """Order the examples that have vectors; None if there are none. Changes nothing."""
@@ -145,6 +155,8 @@ class Herd(TabledRule):
     def commit(self, solution: Solution | None) -> IntArray:
         """Make a solution the next epoch's order, and close the epoch."""
         self.last_solution = solution
+        # A table of somebody else's changes without a word; and without any vector a new random order is better.
+        self.has_news = solution is None or not self._owns_table
         if solution is None:
             placed = [np.empty(0, np.int64)] * self.workers
         else:
@@ -157,7 +169,10 @@ class Herd(TabledRule):
     def next_order(self) -> IntArray:
         """See `Rule.next_order`."""
         self._receive()
-        return self.commit(self.solve())
+        if self.has_news:
+            return self.commit(self.solve())
+        self.epoch += 1
+        return self.order
 
     def _solve(self, order: IntArray, sizes: list[int]) -> Solution:
         solution = solve_with_report(

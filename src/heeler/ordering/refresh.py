@@ -1,0 +1,13 @@
+"""In which epochs sketches are taken: often at first, while gradients change fast, then now and then.
+
+Between them the order stays and the model runs without taps, so that what tapping costs is spread over all epochs. On
+seven tasks nothing measurable was lost by it (RESULTS.md, "How often sketches are taken").
+"""
+
+REFRESH = 8
+"""Epochs from one sketch of an example to the next, at most, by default."""
+
+
+def is_due(age: int, refresh: int) -> bool:
+    """Whether sketches are taken in the `age`-th epoch (1, 2, ...) since they began: 1, 2, 4, 8, 16, 24 for 8."""
+    return age % refresh == 0 or (age < refresh and age & (age - 1) == 0)

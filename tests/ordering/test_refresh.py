@@ -1,0 +1,198 @@
+"""Sketches are taken in some epochs only; in the others the model runs untapped, and nobody loses count."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import heeler
+from heeler.ordering.refresh import is_due
+from tests.ordering.loops import problem
+
+EXAMPLES, BATCH = 40, 8
+
+
+@pytest.mark.parametrize(
+    ("refresh", "epochs"), [(8, [1, 2, 4, 8, 16, 24, 32]), (1, list(range(1, 33))), (6, [1, 2, 4, 6, 12, 18, 24, 30])]
+)
+def test_sketches_are_due_often_at_first_and_then_now_and_then(refresh, epochs):
+    assert [age for age in range(1, 33) if is_due(age, refresh)] == epochs
+
+
+class Run:
+    """A training run that notes each epoch's order, and whether its passes were sketched."""
+
+    def __init__(self, compiled=False, **options) -> None:
+        self.dataset, self.model = problem(EXAMPLES)
+        self.called = torch.compile(self.model, backend="aot_eager") if compiled else self.model
+        self.sampler = heeler.Sampler(self.dataset, batch_size=BATCH, **options)
+        self.handle = heeler.attach(self.called, self.sampler)
+        self.loader = DataLoader(self.dataset, batch_size=BATCH, sampler=self.sampler)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        self.orders: list[list[int]] = []
+        self.sketched: list[int] = []
+        """How many examples' sketches each epoch brought."""
+
+    def epoch(self, steps: int = EXAMPLES) -> None:
+        brought = 0
+        observe = self.sampler.turnover.observe
+
+        def count(indices, vectors):
+            nonlocal brought
+            brought += len(indices)
+            observe(indices, vectors)
+
+        self.sampler.turnover.observe = count
+        for step, (x, y) in enumerate(self.loader):
+            nn.functional.mse_loss(self.called(x), y).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if step == 0:
+                self.orders.append(self.sampler.indices.tolist())
+            if step + 1 == steps:
+                break
+        self.handle.collect(wait=True)
+        self.sampler.turnover.observe = observe
+        self.sketched.append(brought)
+
+
+def test_by_default_epochs_1_2_4_and_8_bring_sketches_and_the_order_stays_in_between():
+    run = Run()
+    for _ in range(9):
+        run.epoch()
+    assert run.sketched == [EXAMPLES if epoch in (1, 2, 4, 8) else 0 for epoch in range(1, 10)]
+    changed = [epoch for epoch in range(2, 10) if run.orders[epoch - 1] != run.orders[epoch - 2]]
+    assert changed == [2, 3, 5, 9]  # each the one after a sketched one
+    assert all(sorted(order) == list(range(EXAMPLES)) for order in run.orders)
+
+
+def test_refresh_1_sketches_in_every_epoch():
+    run = Run(refresh=1)
+    for _ in range(4):
+        run.epoch()
+    assert run.sketched == [EXAMPLES] * 4
+
+
+@pytest.mark.parametrize("order", ["pair", "grab", "cd-grab"])
+def test_rules_without_a_table_see_every_epoch(order):
+    run = Run(order=order)
+    for _ in range(4):
+        run.epoch()
+    assert run.sketched == [EXAMPLES] * 4
+
+
+def test_an_order_without_gradients_is_counted_and_never_sketched():
+    run = Run(order="random")
+    for _ in range(2):
+        run.epoch()
+        assert run.sampler.positions.trained == EXAMPLES
+    assert run.sketched == [0, 0]
+    assert run.orders[0] != run.orders[1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_code_goes_on_sketching_and_is_not_compiled_again():
+    run = Run(compiled=True)
+    run.epoch()
+    run.epoch()
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    run.epoch()
+    run.epoch()
+    assert run.sketched == [EXAMPLES] * 4
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+
+
+def test_an_untapped_pass_leaves_nothing_and_its_gradients_are_the_same():
+    run = Run()
+    run.epoch()
+    run.epoch()
+    x, y = run.dataset[:BATCH]
+    iter(run.loader)._next_data()  # opens the third epoch
+    nn.functional.mse_loss(run.model(x), y).backward()
+    with_taps = [p.grad.clone() for p in run.model.parameters()]
+    assert run.handle.sketcher.pop_passes() == []
+    run.handle.detach()
+    run.model.zero_grad()
+    nn.functional.mse_loss(run.model(x), y).backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(with_taps, run.model.parameters(), strict=True))
+
+
+def test_an_epoch_that_was_cut_short_is_sketched_once_more():
+    run = Run()
+    run.epoch()
+    run.epoch()
+    run.epoch()  # untapped
+    run.epoch(steps=2)
+    run.epoch()
+    run.epoch()
+    assert run.sketched == [EXAMPLES, EXAMPLES, 0, 2 * BATCH, EXAMPLES, 0]
+
+
+def test_a_late_start_sketches_at_once():
+    run = Run()
+    run.sampler.set_epoch(37)
+    run.epoch()
+    run.epoch()
+    run.epoch()
+    assert run.sketched == [EXAMPLES, EXAMPLES, 0]
+
+
+def test_batches_that_were_lost_track_of_start_the_sketches_again():
+    run = Run()
+    run.epoch()
+    x, y = run.dataset[: BATCH // 2]  # half of each batch: nobody can tell which half
+    for _ in run.loader:
+        nn.functional.mse_loss(run.model(x), y).backward()
+    run.handle.collect(wait=True)
+    for _ in range(3):
+        run.epoch()
+    assert run.sketched[1:] == [EXAMPLES, EXAMPLES, 0]
+
+
+def test_positions_in_an_untapped_epoch_follow_the_loop_not_the_loader():
+    run = Run()
+    run.epoch()
+    run.epoch()
+    batches = iter(run.loader)
+    first, second, third = next(batches), next(batches), next(batches)  # a trainer that looks ahead
+    run.model(first[0])
+    assert run.sampler.positions.trained == BATCH
+    with torch.no_grad():
+        run.model(second[0])
+    run.model.eval()
+    run.model(second[0])
+    run.model.train()
+    assert run.sampler.positions.trained == BATCH  # only what is trained on
+    with run.handle.paused():
+        run.model(second[0])
+    assert run.sampler.positions.trained == BATCH
+    with run.handle.examples(run.sampler.indices[BATCH : 2 * BATCH]):
+        run.model(second[0])
+    assert run.sampler.positions.trained == 2 * BATCH
+    with run.handle.examples(np.arange(BATCH)):  # of another loader
+        run.model(third[0])
+    assert run.sampler.positions.trained == 2 * BATCH
+
+
+def test_a_table_without_news_is_not_solved_again(monkeypatch):
+    run = Run()
+    run.epoch()
+    run.epoch()
+    solves = []
+    solve = run.sampler.rule.solve
+    monkeypatch.setattr(run.sampler.rule, "solve", lambda: solves.append(1) or solve())
+    run.epoch()  # closes the second one
+    assert len(solves) == 1
+    run.epoch()
+    assert len(solves) == 1
+
+
+def test_herd_without_any_vector_shuffles_anew():
+    sampler = heeler.Sampler(EXAMPLES, batch_size=BATCH)
+    assert list(sampler) != list(sampler)
+
+
+def test_bad_intervals_are_refused():
+    with pytest.raises(ValueError, match="refresh must be a positive integer, got 0"):
+        heeler.Sampler(EXAMPLES, batch_size=BATCH, refresh=0)
