@@ -24,7 +24,7 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Folder of results; by default runs/sweep-NAME-TASK.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Vary one thing at a time: sketch size, passes, layers, age of sketches, shards, rate, workers, optimizer, noise."""
+    """Vary one thing: sketch size, passes, layers, age of sketches, shards, rate, workers, optimizer or noise."""
     try:
         changes = {"device": device, "options": parse_options(option or [])} | ({"epochs": epochs} if epochs else {})
         runs = plans.sweep(name, task, seeds, **changes)
