@@ -180,19 +180,35 @@ def test_json_says_the_same():
 
 
 @pytest.mark.parametrize(("ratio", "least"), [(1.0, 3), (1.05, 3), (1.5, 4), (2.4, 5)])
-def test_epochs_to_pay(ratio, least):
-    """Two of Heeler's epochs take less time than `least` random ones, and not less than one fewer."""
+@pytest.mark.parametrize("refresh", [1, 8])
+def test_epochs_to_pay(ratio, least, refresh):
+    """In plain epochs: a run of `least` can be beaten by two of Heeler's, a shorter one cannot."""
     assert costs.least_epochs(ratio) == least
     assert 2 * ratio < least
     assert not 2 * ratio < least - 1
-    assert costs.most_epochs(30, ratio) * ratio <= 30 < (costs.most_epochs(30, ratio) + 1) * ratio
+    most = costs.most_epochs(30, ratio, refresh)
+    assert costs.run_time(most, ratio, refresh) <= 30 < costs.run_time(most + 1, ratio, refresh)
+
+
+def test_a_run_pays_for_taps_in_the_epochs_that_take_sketches():
+    found = heeler.explain(LeNet(), 1000, 32, epochs=20)
+    assert found.refresh == 8
+    assert found.run_ratio == pytest.approx(1 + (found.ratio - 1) * 5 / 20)  # 1, 2, 4, 8, 16
+    assert "sketches are taken in 5 of 20 epochs" in str(found)
+    every = heeler.explain(LeNet(), 1000, 32, epochs=20, refresh=1)
+    assert every.run_ratio == pytest.approx(every.ratio)
+    published = heeler.explain(LeNet(), 1000, 32, epochs=20, order="pair")
+    assert published.refresh == 1
+    assert "sketches are taken" not in str(published)
 
 
 def test_orders_take_no_more_memory_than_said():
     examples = 20_000
     sampler = heeler.Sampler(examples, batch_size=16, dim=4)
-    sampler.rule.observe(np.arange(examples), np.random.default_rng(0).normal(size=(examples, 4)).astype(np.float32))
+    vectors = np.random.default_rng(0).normal(size=(examples, 4)).astype(np.float32)
+    sampler.rule.observe(np.arange(examples), vectors)
     sampler.turnover.next_order()  # compile
+    sampler.rule.observe(np.arange(examples), vectors)
     tracemalloc.start()
     sampler.turnover.next_order()
     peak = tracemalloc.get_traced_memory()[1]

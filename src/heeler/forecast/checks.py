@@ -16,7 +16,7 @@ from heeler.forecast.timing import Timing
 from heeler.sketch import Coverage
 
 DEAR = 1.3
-"""An epoch so many times as long is worth a word."""
+"""A run so many times as long is worth a word."""
 UNSTEADY = 1.3
 """Quartiles of a measured ratio so far apart say little."""
 
@@ -110,8 +110,11 @@ def of_coverage(coverage: Coverage) -> Iterator[Finding]:
         )
 
 
-def of_cost(needs: Needs, ratio: float | None, epochs: int | None) -> Iterator[Finding]:
-    """Memory that may not be there, and time that may not come back."""
+def of_cost(needs: Needs, ratio: float | None, run_ratio: float | None, epochs: int | None) -> Iterator[Finding]:
+    """Memory that may not be there, and time that may not come back.
+
+    ratio: an epoch in which sketches are taken over a plain one. run_ratio: the run over a plain one, if known.
+    """
     there = _memory()
     if there is not None and needs.table_bytes > there / 2:
         yield Finding(
@@ -119,10 +122,11 @@ def of_cost(needs: Needs, ratio: float | None, epochs: int | None) -> Iterator[F
             f"the table takes {needs.table_bytes / 1e9:.1f} GB of {there / 1e9:.1f} GB of memory",
             "use a smaller dim=, or on one worker order='pair', which keeps no table",
         )
-    if ratio is not None and ratio > DEAR:
+    paid, what = (ratio, "an epoch with sketches") if run_ratio is None else (run_ratio, "the run")
+    if paid is not None and paid > DEAR:
         yield Finding(
             "limits",
-            f"an epoch takes {ratio:.2f} times as long",
+            f"{what} takes {paid:.2f} times as long",
             "small steps are bound by launching operations: tap one layer with layers=lambda name, module: ..., "
             "compile the model, or use larger batches",
         )

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from heeler.herding import make_rule
+from heeler.ordering.refresh import sketched_epochs
 from heeler.ordering.turnover import EARLY_SIZE
 
 SOLVE_RATE = 1e8
@@ -69,6 +70,11 @@ def least_epochs(ratio: float) -> int:
     return math.floor(2 * ratio) + 1
 
 
-def most_epochs(epochs: int, ratio: float) -> int:
+def run_time(epochs: int, ratio: float, refresh: int) -> float:
+    """What `epochs` of Heeler's epochs take, in plain ones: those without sketches cost next to nothing more."""
+    return epochs + (ratio - 1) * sketched_epochs(epochs, refresh)
+
+
+def most_epochs(epochs: int, ratio: float, refresh: int) -> int:
     """In how many epochs Heeler must be where a random run is after `epochs`, if it is not to take longer."""
-    return math.floor(epochs / ratio + 1e-9)
+    return next((n for n in range(epochs, 0, -1) if run_time(n, ratio, refresh) <= epochs + 1e-9), 0)

@@ -16,6 +16,7 @@ from heeler.forecast.checks import Finding
 from heeler.forecast.costs import Needs
 from heeler.forecast.timing import Timing
 from heeler.herding import make_rule
+from heeler.ordering.refresh import REFRESH
 from heeler.ordering.sampler import COORDINATED, DIM, largest_whole
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.compiled import HooksNotTraced
@@ -35,6 +36,8 @@ class Explanation:
     workers: int
     epochs: int | None
     order: str
+    refresh: int
+    """How many epochs old a sketch may get; 1 where sketches are taken in every epoch."""
     steps: int
     """An epoch, of each worker."""
     dim: int
@@ -59,11 +62,18 @@ class Explanation:
 
     @property
     def ratio(self) -> float | None:
-        """An epoch with Heeler over a plain one: measured where it was, waits at the epoch's end included."""
+        """An epoch in which sketches are taken over a plain one: measured where it was, with the wait at its end."""
         if self.timing is None:
             return self.estimated_ratio
         waits = 0.0 if self.needs.hidden else self.needs.solve_seconds
         return self.timing.ratio + waits / (self.steps * self.timing.plain_ms / 1e3)
+
+    @property
+    def run_ratio(self) -> float | None:
+        """The whole run over a plain one, where the number of epochs is known: most epochs take no sketches."""
+        if self.ratio is None or self.epochs is None:
+            return None
+        return costs.run_time(self.epochs, self.ratio, self.refresh) / self.epochs
 
     def as_dict(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts of these."""
@@ -80,7 +90,7 @@ class Explanation:
                 "covered": self.coverage.covered,
                 "left_out": self.coverage.left_out,
             }
-        return {**plain, "works": self.works, "ratio": self.ratio}
+        return {**plain, "works": self.works, "ratio": self.ratio, "run_ratio": self.run_ratio}
 
     def __str__(self) -> str:
         from heeler.forecast.wording import describe
@@ -97,6 +107,7 @@ def explain(
     workers: int | None = None,
     order: str = "herd",
     dim: int | None = None,
+    refresh: int = REFRESH,
     layers: Layers = None,
     shards: Literal["global", "local"] = "global",
     loss: Callable[[nn.Module], Tensor] | None = None,
@@ -117,6 +128,7 @@ def explain(
         workers: by default `torch.distributed`'s, else one.
         order: a rule by name.
         dim: numbers of a sketch; None for the sampler's own choice.
+        refresh: as for `heeler.Sampler`.
         layers: as for `heeler.attach`.
         shards: as for `heeler.Sampler`.
         loss: takes a model and returns its loss on one typical batch. With it the cost of a step is measured, on
@@ -125,7 +137,13 @@ def explain(
         trainer: the framework's object, to be looked over: transformers' `TrainingArguments` or `Trainer`, an
             `Accelerator`, Lightning's `Trainer`.
     """
-    for name, value in (("batch_size", batch_size), ("epochs", epochs), ("workers", workers), ("dim", dim)):
+    for name, value in (
+        ("batch_size", batch_size),
+        ("epochs", epochs),
+        ("workers", workers),
+        ("dim", dim),
+        ("refresh", refresh),
+    ):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
     learns = make_rule(order, 2, 1).needs_vectors
@@ -157,6 +175,7 @@ def explain(
         workers=workers,
         epochs=epochs,
         order=order,
+        refresh=refresh if order == "herd" and not _is_compiled(model) else 1,
         steps=costs.steps_an_epoch(examples, batch_size, workers),
         dim=numbers,
         whole=sketcher is not None and sketcher.exact,
@@ -177,7 +196,7 @@ def explain(
         findings += checks.of_coverage(coverage)
     if measured is not None:
         findings += checks.of_timing(measured)
-    findings += checks.of_cost(needs, found.ratio, epochs)
+    findings += checks.of_cost(needs, found.ratio, found.run_ratio, epochs)
     findings.sort(key=lambda finding: ("stops", "limits", "note").index(finding.level))
     return found
 
@@ -201,9 +220,12 @@ def _look_at(model: nn.Module, options: dict[str, Any], findings: list[Finding])
 
 
 def _estimate(model: nn.Module, sketcher: Sketcher) -> float | None:
-    compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
     device = next(iter(sketcher._survey.parameters.values())).device
-    return prices(sketcher._survey.sites, sketcher.dim, device, compiled).ratio(sketcher._sites)
+    return prices(sketcher._survey.sites, sketcher.dim, device, _is_compiled(model)).ratio(sketcher._sites)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
 
 
 def _name(model: nn.Module) -> str:

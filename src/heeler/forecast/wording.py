@@ -6,6 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from heeler.forecast.costs import least_epochs, most_epochs
+from heeler.ordering.refresh import sketched_epochs
 
 if TYPE_CHECKING:
     from heeler.forecast.explain import Explanation
@@ -71,10 +72,22 @@ def _time(found: Explanation) -> list[str]:
         )
     elif found.tapped:
         lines.append("a tapped layer has no price in the cost model: measure it with loss=")
+    if found.tapped and found.refresh > 1:
+        epochs = "epochs 1, 2, 4, 8 and so on" if found.epochs is None else _sketched(found.epochs, found.refresh)
+        lines.append(f"sketches are taken in {epochs}; the others cost next to nothing" + _of_run(found))
     if needs.solve_seconds:
         wait = "; from the second time on beside the epoch's last 3%" if needs.hidden else ""
-        lines.append(f"a solve between epochs: about {_clock(needs.solve_seconds)}{wait}")
+        lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}{wait}")
     return lines or ["next to none"]
+
+
+def _sketched(epochs: int, refresh: int) -> str:
+    count = sketched_epochs(epochs, refresh)
+    return f"{count} of {epochs} epochs" if epochs > 1 else "the one epoch"
+
+
+def _of_run(found: Explanation) -> str:
+    return "" if found.run_ratio is None else f": the run takes {found.run_ratio:.3g} times as long"
 
 
 def _memory(found: Explanation) -> list[str]:
@@ -99,9 +112,9 @@ def _pays(found: Explanation) -> list[str]:
     lines = ["the first epoch is random, the second is the first that gains"]
     if ratio is not None:
         least = least_epochs(ratio)
-        lines[0] += f"; at {ratio:.2f} times the time an epoch, runs of fewer than {least} epochs cannot pay"
+        lines[0] += f"; at {ratio:.2f} times the time for each of them, runs of fewer than {least} epochs cannot pay"
         if found.epochs is not None and found.epochs >= least:
-            most = most_epochs(found.epochs, ratio)
+            most = most_epochs(found.epochs, ratio, found.refresh)
             lines.append(
                 f"{found.epochs} epochs pay if Heeler needs {most} or fewer to the loss that random orders end at"
             )

@@ -8,6 +8,11 @@ REFRESH = 8
 """Epochs from one sketch of an example to the next, at most, by default."""
 
 
+def sketched_epochs(epochs: int, refresh: int) -> int:
+    """In how many of the first `epochs` epochs sketches are taken."""
+    return sum(is_due(age, refresh) for age in range(1, epochs + 1))
+
+
 def is_due(age: int, refresh: int) -> bool:
     """Whether sketches are taken in the `age`-th epoch (1, 2, ...) since they began: 1, 2, 4, 8, 16, 24 for 8."""
     return age % refresh == 0 or (age < refresh and age & (age - 1) == 0)
