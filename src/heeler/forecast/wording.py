@@ -87,7 +87,7 @@ def _sketched(epochs: int, refresh: int) -> str:
 
 
 def _of_run(found: Explanation) -> str:
-    return "" if found.run_ratio is None else f": the run takes {found.run_ratio:.3g} times as long"
+    return "" if found.run_ratio is None else f": the run takes {found.run_ratio:.3f} times as long"
 
 
 def _memory(found: Explanation) -> list[str]:
