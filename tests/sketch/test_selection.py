@@ -16,6 +16,9 @@ from heeler.bench import overhead
 from heeler.herding import herding_bound, solve
 from heeler.sketch import Sketcher
 from heeler.sketch.projection import projection, random_signs, split_dim, split_for
+from heeler.sketch.rules.linear import LinearRule
+from heeler.sketch.selection import MACHINES
+from heeler.sketch.sites import survey
 
 
 def test_budget_buys_more_layers_and_keeps_tied_ones_together() -> None:
@@ -53,6 +56,23 @@ def test_known_gradients_decide() -> None:
 def test_the_head_is_the_first_layer_that_a_budget_buys() -> None:
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     assert [site.name for site in Sketcher(model, layers="0.1%")._sites] == ["4"]
+
+
+def test_columns_that_a_gpu_leaves_unread_are_not_paid_for() -> None:
+    """GPT-2's blocks: 768 of 2304 and of 3072 are read there, all of them on a CPU."""
+    sites = survey(overhead.GPT(768, 1, 12, 300, 16)).sites
+    read = {"qkv": (768, 768, 2304), "proj": (768, 768, 768), "up": (768, 768, 3072), "down": (768, 768, 3072)}
+    costs = {site.name.split(".")[-1]: site.rule.cost(site.module, 16.0) for site in sites}
+    for name, (n_in, n_out, wide) in read.items():
+        cost = costs[name]
+        assert cost is not None
+        assert cost.tap_numbers == 768 + wide
+        assert cost.tap_numbers - cost.unread == n_in + n_out
+        on_gpu, on_cpu = (MACHINES[kind].tap_seconds(cost, 16.0, 1.0) for kind in ("cuda", "cpu"))
+        assert on_gpu == MACHINES["cuda"].seconds(16 * 1536, 1536, 1.0)
+        assert on_cpu == MACHINES["cpu"].seconds(16 * (768 + wide), 768 + wide, 1.0)
+        narrow = MACHINES["cuda"].tap_seconds(LinearRule(nn.Linear(768, wide)).cost(None, 8.0), 8.0, 1.0)
+        assert narrow == MACHINES["cuda"].seconds(8 * (768 + wide), 768 + wide, 1.0)  # 8 × 8: no kernel takes it
 
 
 def test_predicate() -> None:

@@ -1,6 +1,8 @@
 """Triton kernels of `fused`; imported only where a CUDA device and Triton are.
 
 Both read a large matrix exactly once, row block by row block, and are bound by that: the products have k = 16 columns.
+PARTLY: of its n columns only `read`, block number i from column BLOCK_N · blocks[i] on; else read = n, and `blocks` is
+not looked at.
 """
 
 import triton  # type: ignore[import-not-found]
@@ -16,23 +18,29 @@ def project_kernel(  # type: ignore[no-untyped-def]
     p,
     offset,
     out,
+    blocks,
     rows,
     n,
+    read,
     K: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
+    PARTLY: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """out (rows, K) = a (rows, n) @ p (n, K) + offset (K). BLOCK_N divides n."""
+    """out (rows, K) = a (rows, n) @ p (read, K) + offset (K). BLOCK_N divides n and `read`."""
     r = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     c = tl.arange(0, BLOCK_N)
     k = tl.arange(0, K)
     here = (r < rows)[:, None]
     at = r.to(tl.int64)[:, None] * n + c[None, :]
     acc = tl.zeros((BLOCK_T, K), dtype=tl.float32)
-    for start in range(0, n, BLOCK_N):
+    for done in range(0, read, BLOCK_N):
+        start = done
+        if PARTLY:
+            start = tl.load(blocks + done // BLOCK_N) * BLOCK_N
         left = tl.load(a + at + start, mask=here, other=0.0)
-        right = tl.load(p + (start + c)[:, None] * K + k[None, :])
+        right = tl.load(p + (done + c)[:, None] * K + k[None, :])
         acc = tl.dot(left, right, acc)
     if HAS_OFFSET:
         acc += tl.load(offset + k).to(tl.float32)[None, :]
@@ -45,12 +53,15 @@ def contract_kernel(  # type: ignore[no-untyped-def]
     p,
     x,
     out,
+    blocks,
     tokens,
     n,
+    read,
     KG: tl.constexpr,
     KX: tl.constexpr,
     GRAD_FIRST: tl.constexpr,
     ADD: tl.constexpr,
+    PARTLY: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -66,9 +77,12 @@ def contract_kernel(  # type: ignore[no-untyped-def]
     here = (t < tokens)[:, None]
     row = (b * tokens + t).to(tl.int64)[:, None]
     acc = tl.zeros((BLOCK_T, KG), dtype=tl.float32)
-    for start in range(0, n, BLOCK_N):
+    for done in range(0, read, BLOCK_N):
+        start = done
+        if PARTLY:
+            start = tl.load(blocks + done // BLOCK_N) * BLOCK_N
         left = tl.load(g + row * n + (start + c)[None, :], mask=here, other=0.0)
-        right = tl.load(p + (start + c)[:, None] * KG + kg[None, :])
+        right = tl.load(p + (done + c)[:, None] * KG + kg[None, :])
         acc = tl.dot(left, right, acc)
     xp = tl.load(x + row * KX + kx[None, :], mask=here, other=0.0).to(tl.float32)
     place = out + (b * tl.num_programs(0) + s) * KG * KX

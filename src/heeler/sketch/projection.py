@@ -7,6 +7,9 @@ With random R (rows × k_rows) and C (cols × k_cols), E RRᵀ = I and E CCᵀ =
 
 keeps inner products in expectation: E⟨RᵀGC, RᵀHC⟩ = ⟨G, H⟩. Sketches of independent parameters are *added* into one
 array: their cross terms have mean zero. In the exact mode R and C are identities, and parameters lie side by side.
+
+R may be zero on most of a wide side (Li, Hastie & Church 2006, "Very sparse random projections"), in whole blocks of
+columns, so that a GPU never reads the others; docs/overhead.md has what that costs.
 """
 
 from __future__ import annotations
@@ -23,9 +26,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heeler.sketch import fused
+from heeler.sketch.fused import BLOCK_COLUMNS as BLOCK
 
 if TYPE_CHECKING:
     from heeler.sketch.examples import Examples, Sums
+
+
+WHOLE = 1024
+"""Sides up to this are read whole."""
+LEAST, FRACTION = 768, 4
+"""Of wider ones a quarter is read, but no less than this."""
 
 
 def random_signs(seed: int, name: str, rows: int, cols: int) -> Tensor:
@@ -40,13 +50,21 @@ def random_signs(seed: int, name: str, rows: int, cols: int) -> Tensor:
     return torch.from_numpy(signs / math.sqrt(cols))
 
 
-def projection(seed: int, name: str, n: int, k: int) -> Tensor:
+def projection(seed: int, name: str, n: int, k: int, read: int | None = None) -> Tensor:
     """(n, k) with E RRᵀ = I: k random columns of a Hadamard matrix with random row signs, entries ±1/√k.
 
     Its columns are (nearly) orthogonal, so that it loses less than independent signs where k is not far below n; where
     k ≥ n it loses nothing: then it is the identity with random signs (which keep other parameters' cross terms at
     mean zero).
+
+    read < n: zero but for so many rows (k < n then), those of `blocks_read`.
     """
+    if read is not None and read < n:
+        whole = projection(seed, name, n, k)
+        factors = torch.zeros(n // BLOCK, 1, 1)
+        picked, lengths = blocks_read(seed, name, n, read)
+        factors[picked, 0, 0] = torch.from_numpy(np.sqrt(lengths).astype(np.float32))
+        return (whole.view(-1, BLOCK, k) * factors).view(n, k)
     signs = random_signs(seed, name, n, 1).numpy()
     if k >= n:
         return torch.from_numpy(signs * np.eye(n, k, dtype=np.float32))
@@ -54,6 +72,30 @@ def projection(seed: int, name: str, n: int, k: int) -> Tensor:
     picked = np.argsort(_philox(seed, f"{name}/columns").random_raw(width), kind="stable")[:k]
     hadamard = 1.0 - 2.0 * _parity(np.arange(n)[:, None] & picked)  # H[i, j] = (−1)^popcount(i & j)
     return torch.from_numpy((signs * hadamard / math.sqrt(k)).astype(np.float32))
+
+
+def blocks_read(seed: int, name: str, n: int, read: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(m,) which blocks of 64 columns are read, in order, and (m,) out of how many each was drawn.
+
+    The blocks are cut into m runs, as equal as can be, and one of each is drawn, to stand for its run with a factor of
+    √length. So every part of a side has its share: queries, keys and values of a layer that makes all three.
+    """
+    count, kept = n // BLOCK, read // BLOCK
+    edges = np.arange(kept + 1) * count // kept
+    lengths = np.diff(edges)
+    drawn = _philox(seed, f"{name}/blocks").random_raw(kept) % lengths.astype(np.uint64)
+    return edges[:-1] + drawn.astype(np.int64), lengths
+
+
+def columns_read(n: int, other: int) -> int:
+    """How many of the n columns of a hidden layer's side are read; `other`: the columns of its other side.
+
+    Up to WHOLE all of them. More than four times the other side looks like words or classes, whose gradients sit on a
+    few columns, and those would be lost for good: all of them too.
+    """
+    if n <= WHOLE or n > 4 * other or n % BLOCK:
+        return n
+    return max(LEAST, -(-n // (FRACTION * BLOCK)) * BLOCK)
 
 
 def _parity(x: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -109,6 +151,29 @@ class Constant:
         return self.single.to(other.dtype)
 
 
+class Projection(Constant):
+    """(n, k), and for the fused kernels what of it is not zero: `packed` (m · 64, k), the rows of `blocks` (m,)."""
+
+    def __init__(self, value: Tensor, blocks: NDArray[np.int64] | None = None) -> None:
+        super().__init__(value)
+        self.blocks: Tensor | None = None
+        """None: nothing is zero."""
+        if blocks is not None:
+            self.blocks = torch.from_numpy(blocks).to(torch.int32)
+            self._packed = Constant(value.unflatten(0, (-1, BLOCK))[blocks].flatten(0, 1))
+
+    def packed(self, other: Tensor) -> Tensor:
+        return self.like(other) if self.blocks is None else self._packed.like(other)
+
+    def move(self, device: torch.device) -> None:
+        super().move(device)
+        if self.blocks is not None:
+            self._packed.move(device)
+            self.blocks = self.blocks.to(device)
+            if device.type == "cuda":
+                torch._dynamo.mark_static_address(self.blocks)
+
+
 @dataclass(frozen=True)
 class MatrixSpec:
     """A weight as a rule sees it. `cols` counts the columns after the weight is flattened to (rows, cols)."""
@@ -121,6 +186,14 @@ class MatrixSpec:
     """Linear: the output's gradient meets the rows. Embedding and transformers' Conv1D: it meets the columns."""
     groups: int = 1
     """A grouped convolution: the rows fall into this many groups, each with columns of its own."""
+    hidden: bool = False
+    """A linear layer between hidden states, of whose wide sides a part is read. `survey` takes it back for others."""
+
+    def read(self) -> dict[str, int]:
+        """How many rows and columns are read, where the fused kernels fit."""
+        if not self.hidden:
+            return {"rows": self.rows, "cols": self.cols}
+        return {"rows": columns_read(self.rows, self.cols), "cols": columns_read(self.cols, self.rows)}
 
 
 class Matrix:
@@ -136,10 +209,18 @@ class Matrix:
         grad_side, input_side = ("rows", "cols") if spec.grad_is_rows else ("cols", "rows")
         sizes = {"rows": (spec.rows, k_rows), "cols": (spec.cols, k_cols)}
         self.k_grad, self.k_input = sizes[grad_side][1], sizes[input_side][1]
-        self.of_grad = Constant(projection(seed, f"{key}/{grad_side}", *sizes[grad_side]))
-        columns = projection(seed, f"{key}/{input_side}", *sizes[input_side])
         self.has_weight = weight_key is not None
-        self.of_input = Constant(columns if self.has_weight else torch.zeros_like(columns))
+
+        def drawn(side: str) -> tuple[Tensor, NDArray[np.int64] | None]:
+            n, k = sizes[side]
+            read = spec.read()[side]
+            if read == n or k not in fused.WIDTHS:  # what no kernel takes is read whole anyway
+                return projection(seed, f"{key}/{side}", n, k), None
+            return projection(seed, f"{key}/{side}", n, k, read), blocks_read(seed, f"{key}/{side}", n, read)[0]
+
+        self.of_grad = Projection(*drawn(grad_side))
+        columns, blocks = drawn(input_side)
+        self.of_input = Projection(columns if self.has_weight else torch.zeros_like(columns), blocks)
         self.of_ones = None
         if bias_key is not None:
             self.of_ones = Constant(random_signs(seed, f"{bias_key}/ones", 1, self.k_input)[0])
@@ -161,8 +242,9 @@ class Matrix:
         """(B, T, n_input) → (B, T, k), or (B, n_input) → (B, k)."""
         if a.ndim == 3 and a.is_cuda:
             a = _as_autocast(a)
-            if fused.suits(a, self.of_input.like(a)):
-                return fused.project(a, self.of_input.like(a), self.input_offset(a))
+            columns = self.of_input.packed(a)
+            if fused.suits(a, columns):
+                return fused.project(a, columns, self.input_offset(a), self.of_input.blocks)
         if self.of_ones is None:
             return a @ self.of_input.like(a)
         offset = self.of_ones.like(a)
@@ -183,22 +265,22 @@ class Matrix:
     def sketch(self, examples: Examples, g: Tensor, xp: Tensor) -> Tensor | None:
         """`contract(grad(g), xp)`; None where it was added to the pass in place."""
         if g.ndim == 3 and g.is_cuda:
-            signs = self.of_grad.like(g)
-            if fused.suits(g, signs) and xp.shape[2] in (16, 32):
+            signs = self.of_grad.packed(g)
+            if fused.suits(g, signs) and xp.shape[2] in fused.WIDTHS:
                 return self._fused_sketch(examples.sums, g, signs, xp)
         return self.deliver(examples, self.grad(g), xp)
 
     def _fused_sketch(self, sums: Sums | None, g: Tensor, signs: Tensor, xp: Tensor) -> Tensor | None:
-        first = self.spec.grad_is_rows
+        first, blocks = self.spec.grad_is_rows, self.of_grad.blocks
         size = signs.shape[1] * xp.shape[2]
         if size == self.dim and sums is not None:
             if sums.parts is None:
-                sums.parts = fused.contract(g, signs, xp, first)
+                sums.parts = fused.contract(g, signs, xp, first, blocks)
                 return None
             if sums.parts.shape == fused.parts_shape(g.shape[0], g.shape[1], size):
-                fused.contract_into(sums.parts, g, signs, xp, first)
+                fused.contract_into(sums.parts, g, signs, xp, first, blocks)
                 return None
-        outer = fused.contract(g, signs, xp, first).sum(1)
+        outer = fused.contract(g, signs, xp, first, blocks).sum(1)
         return outer if size == self.dim else place(outer, 0, self.dim)
 
     def deliver(self, examples: Examples, gp: Tensor, xp: Tensor) -> Tensor | None:

@@ -21,9 +21,7 @@ import torch
 from torch import nn
 
 from heeler.sketch.rules.base import Cost
-from heeler.sketch.rules.embedding import EmbeddingRule
-from heeler.sketch.rules.norm import LastDimensions
-from heeler.sketch.sites import Site, tied_groups
+from heeler.sketch.sites import Site, has_tokens, last_layer, tied_groups
 
 Layers = str | Callable[[str, nn.Module], bool] | None
 
@@ -43,14 +41,20 @@ class Machine:
     tap: float
     overlaps: bool
     """The host runs ahead of the device."""
+    fuses: bool
+    """The fused kernels run here, which leave columns unread."""
 
     def seconds(self, flops: float, numbers: float, tokens: float) -> float:
         return BATCH * tokens * (flops + self.balance * numbers) / self.rate
 
+    def tap_seconds(self, cost: Cost, k: float, tokens: float) -> float:
+        unread = cost.unread if self.fuses else 0.0
+        return self.seconds(cost.tap_flops - k * unread, cost.tap_numbers - unread, tokens)
+
 
 MACHINES = {
-    "cpu": Machine(rate=3e10, balance=10.0, layer=4e-5, tap=6e-5, overlaps=False),
-    "cuda": Machine(rate=1e14, balance=100.0, layer=1e-4, tap=1.2e-4, overlaps=True),
+    "cpu": Machine(rate=3e10, balance=10.0, layer=4e-5, tap=6e-5, overlaps=False, fuses=False),
+    "cuda": Machine(rate=1e14, balance=100.0, layer=1e-4, tap=1.2e-4, overlaps=True, fuses=True),
 }
 
 
@@ -104,7 +108,7 @@ class Prices:
 def prices(sites: list[Site], dim: int, device: torch.device, compiled: bool = False) -> Prices:
     """Of all sites of a model, by groups that are tapped together."""
     machine = MACHINES.get(device.type, MACHINES["cuda"])
-    sequences = any(isinstance(site.rule, (EmbeddingRule, LastDimensions)) for site in sites)
+    sequences = has_tokens(sites)
 
     def tokens(cost: Cost) -> float:
         return TOKENS if sequences and cost.tokens == 1.0 else cost.tokens
@@ -127,7 +131,7 @@ def prices(sites: list[Site], dim: int, device: torch.device, compiled: bool = F
         if pays_host:
             price += machine.tap * len(known)
         if pays_device:
-            price += sum(machine.seconds(c.tap_flops, c.tap_numbers, tokens(c)) for c in known)
+            price += sum(machine.tap_seconds(c, math.sqrt(dim), tokens(c)) for c in known)
         priced.append((price, group))
     return Prices(step, priced)
 
@@ -137,7 +141,7 @@ def within_budget(
 ) -> list[Site]:
     """Greedily by worth per cost, until the taps cost `budget` of the layers' own work; the best one at least."""
     priced = prices(sites, dim, device, compiled)
-    last = next((site for site in reversed(sites) if site.rule.matrices), None)
+    last = last_layer(sites)
     worths = worth_of([group for _, group in priced.groups], last)
     ranked = sorted(
         zip(worths, priced.groups, strict=True),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.projection import AnyMatrix, AnyVector, ExactMatrix, ExactVector, Matrix, Vector
+from heeler.sketch.projection import AnyMatrix, AnyVector, ExactMatrix, ExactVector, Matrix, MatrixSpec, Vector
 from heeler.sketch.rules import LeftOut, Rule, find_rule
+from heeler.sketch.rules.embedding import EmbeddingRule
+from heeler.sketch.rules.norm import LastDimensions
 
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
@@ -95,6 +97,7 @@ def survey(model: nn.Module) -> Survey:
             sites.append(Site(clean_name(full_name), module, rule, covered))
 
     sites = _drop_half_seen(model, sites, names, reasons)
+    _settle_hidden(sites)
     for name in parameters:
         reasons.setdefault(name, "no rule for the module that holds it")
     for site in sites:
@@ -120,6 +123,34 @@ def _drop_half_seen(model: nn.Module, sites: list[Site], names: dict[int, str], 
                 reasons[names[id(parameter)]] = "a bias shared by several layers"
                 del site.parameters[local]
     return [site for site in sites if site.parameters]
+
+
+def _settle_hidden(sites: list[Site]) -> None:
+    """Leave `hidden` to the layers of which a part may be read: those inside a model of many tokens an example.
+
+    Not where tokens are few: there a tap costs next to nothing. Not the last layer, whose rows may be words or classes,
+    and not a weight that another layer reads whole, as an embedding does: tied layers share one projection.
+    """
+    last = last_layer(sites) if has_tokens(sites) else None
+    pairs = [(site, spec) for site in sites for spec in site.rule.matrices]
+    whole = {id(site.parameters.get(spec.weight)) for site, spec in pairs if site is last or not spec.hidden}
+
+    def settled(site: Site, spec: MatrixSpec) -> MatrixSpec:
+        tied = spec.weight in site.parameters and id(site.parameters[spec.weight]) in whole
+        return replace(spec, hidden=spec.hidden and last is not None and site is not last and not tied)
+
+    for site in sites:
+        site.rule.matrices = [settled(site, spec) for spec in site.rule.matrices]
+
+
+def last_layer(sites: list[Site]) -> Site | None:
+    """The last one with a weight matrix: a head, where the model has one."""
+    return next((site for site in reversed(sites) if site.rule.matrices), None)
+
+
+def has_tokens(sites: list[Site]) -> bool:
+    """Whether the model looks as if its linear layers saw many tokens an example: it has embeddings or layer norms."""
+    return any(isinstance(site.rule, (EmbeddingRule, LastDimensions)) for site in sites)
 
 
 def draw(sites: list[Site], names: dict[int, str], dim: int, seed: int, device: torch.device) -> None:

@@ -39,6 +39,8 @@ class Cost:
     tap_numbers: float
     tokens: float = 1.0
     """Tokens per example as far as the layer alone tells: 1, or a guess for convolutions."""
+    unread: float = 0.0
+    """Columns, counted in the tap's numbers, that the fused kernels leave unread."""
 
 
 class Call:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from heeler.sketch import fused
 from heeler.sketch.examples import Examples
 from heeler.sketch.projection import MatrixSpec
 from heeler.sketch.rules.base import Call, Cost, Rule, register
@@ -14,18 +15,13 @@ if TYPE_CHECKING:
     from heeler.sketch.sites import Site
 
 
-def linear_cost(n_in: float, n_out: float, k: float) -> Cost:
-    """Three products of the layer itself (forward and two in backward) against two with k columns."""
-    return Cost(3 * n_in * n_out, 3 * (n_in + n_out), k * (n_in + n_out), n_in + n_out)
-
-
 @register(nn.Linear)
 class LinearRule(Rule):
     is_linear = True
 
     def declare(self, module: Any) -> None:
         bias = None if module.bias is None else "bias"
-        self.matrices = [MatrixSpec("weight", bias, module.out_features, module.in_features)]
+        self.matrices = [MatrixSpec("weight", bias, module.out_features, module.in_features, hidden=True)]
 
     def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
         return (site.matrices[0].input(call.split(call.input)),)
@@ -37,7 +33,12 @@ class LinearRule(Rule):
         return matrix.sketch(examples, examples.split(g), kept[0])
 
     def cost(self, module: Any, k: float) -> Cost:
-        return linear_cost(module.in_features, module.out_features, k)
+        """Three products of the layer itself (forward and two in backward) against two with k columns."""
+        spec = self.matrices[0]
+        both = spec.rows + spec.cols
+        fits = min(fused.WIDTHS) <= k <= max(fused.WIDTHS)
+        unread = both - sum(spec.read().values()) if fits else 0
+        return Cost(3 * spec.rows * spec.cols, 3 * both, k * both, both, unread=unread)
 
 
 @register("transformers.pytorch_utils.Conv1D", "transformers.modeling_utils.Conv1D")
@@ -46,8 +47,4 @@ class TransposedLinearRule(LinearRule):
 
     def declare(self, module: Any) -> None:
         n_in, n_out = module.weight.shape
-        self.matrices = [MatrixSpec("weight", "bias", n_in, n_out, grad_is_rows=False)]
-
-    def cost(self, module: Any, k: float) -> Cost:
-        n_in, n_out = module.weight.shape
-        return linear_cost(n_in, n_out, k)
+        self.matrices = [MatrixSpec("weight", "bias", n_in, n_out, grad_is_rows=False, hidden=True)]
