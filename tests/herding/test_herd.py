@@ -3,6 +3,7 @@
 import threading
 
 import numpy as np
+import pytest
 
 from heeler.herding import herding_bound, make_rule, parallel_herding_bound, solve
 from heeler.sketch.table import SketchTable
@@ -18,7 +19,23 @@ def test_herd_is_a_solve_of_its_table():
     after = herding_bound(table, rule.order, batch_size=4).rms
     assert after == rule.last_solution.bound_after or abs(after - rule.last_solution.bound_after) < 1e-6
     assert rule.last_solution.bound_before > rule.last_solution.bound_after
-    assert abs(after - herding_bound(table, solve(table, first, batch_size=4), batch_size=4).rms) < 1e-6
+    assert after < 1.3 * herding_bound(table, solve(table, first, batch_size=4), batch_size=4).rms
+
+
+@pytest.mark.parametrize("shard_sizes", [None, [700, 1300]])
+def test_the_same_table_gives_new_orders_that_are_as_good(shard_sizes):
+    table = np.random.default_rng(0).standard_normal((2000, 8)).astype(np.float32)
+    rule = make_rule("herd", 2000, 8, shard_sizes=shard_sizes)
+    rule.observe(np.arange(2000), table)
+    places, bounds = [], []
+    for _ in range(6):
+        places.append(np.argsort(rule.next_order()))
+        bounds.append(rule.last_solution.bound_after / rule.last_solution.bound_random)
+    assert max(bounds) < 0.35
+    alike = np.corrcoef(places) - np.eye(6)
+    if shard_sizes is not None:  # places tell the shard: only those within one count
+        alike = np.corrcoef([p[:700] for p in places]) - np.eye(6)
+    assert np.abs(alike).max() < 0.15  # five standard deviations are 0.11 and 0.19
 
 
 def test_unseen_examples_keep_their_last_vector_or_get_random_places():
@@ -74,7 +91,6 @@ def test_a_table_of_the_callers_is_used_and_not_saved():
     rule.next_order()
     assert parallel_herding_bound(vectors, rule.order, shard_sizes=[20, 20]).rms < before
     assert "table" not in rule.state_dict()
-    assert abs(rule.last_solution.bound_before - before) < 1e-4
 
 
 def test_batch_size_may_change_between_epochs():

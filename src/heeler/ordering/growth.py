@@ -21,7 +21,7 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
     if examples < old:
         raise ValueError(f"the state is of {old} examples, and cannot shrink to {examples}")
     rule = sampler["rule"]
-    plain = {"rule", "order", "epoch", "screened", "seen", "rng", "table", "has_news"}
+    plain = {"rule", "order", "epoch", "screened", "seen", "seed", "rng", "table"}
     if not rule.keys() <= plain or sampler["workers"] > 1:
         raise ValueError(
             f"a state of the rule {rule['rule']!r} on {sampler['workers']} worker(s) cannot grow: start the larger "
@@ -33,8 +33,6 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
     walk = _inserted(sampler["walk"], new, trained, rng)
     order = _inserted(rule["order"], new, 0, rng) if sampler["closed"] else walk
     grown_rule = {**rule, "order": order}
-    if "has_news" in rule:
-        grown_rule["has_news"] = True
     if len(rule["seen"]):
         grown_rule["seen"] = _longer(rule["seen"], examples)
     if "table" in rule:

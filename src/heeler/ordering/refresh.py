@@ -1,7 +1,7 @@
 """In which epochs sketches are taken: often at first, while gradients change fast, then now and then.
 
-Between them the order stays and the model runs without taps, so that what tapping costs is spread over all epochs. On
-seven tasks nothing measurable was lost by it (RESULTS.md, "How often sketches are taken").
+Between them new orders come from the same sketches, and the model runs without taps, so that what tapping costs is
+spread over all epochs (RESULTS.md, "How often sketches are taken").
 """
 
 REFRESH = 8

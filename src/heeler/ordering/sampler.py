@@ -56,9 +56,9 @@ class Sampler(DistributedSampler[Any]):
         dim: numbers in the sketch of an example's gradient. By default 256, or the whole gradient of a model so small
             that nothing is gained by less: see `whole_up_to`.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
-            `refresh`-th; between them the order stays and the model runs untapped. 1: in every epoch. Rules that keep
-            no table of sketches (the published ones) see every epoch anyway, and so do compiled models, whose taps are
-            part of the compiled code.
+            `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
+            every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway, and so do
+            compiled models, whose taps are part of the compiled code.
         seed: of everything random. The same on all workers.
         num_replicas: workers; by default from `torch.distributed`, else one.
         rank: which one of them this is.

@@ -66,11 +66,7 @@ class Turnover:
     def start_early(self) -> None:
         """Start to solve while the epoch's last batches are trained on."""
         assert isinstance(self.rule, Herd)  # see wants_early_start
-        if self.rule.has_news:
-            self._solving = Worker("heeler-solve").submit(self.rule.solve)
-        else:
-            self.rule.next_order()
-            self.closed = True
+        self._solving = Worker("heeler-solve").submit(self.rule.solve)
 
     def next_order(self) -> None:
         """Close the epoch and go on to the next order."""

@@ -106,15 +106,19 @@ class Herd(TabledRule):
     """Heeler's own rule and the default: the newest vector of every example in a table, solved between epochs.
 
     `next_order()` is `commit(solve())`. The solve takes the time; it only reads, and may run in a thread (the kernels
-    let go of the GIL). Examples without a vector get random places. After an epoch that brought no vectors the order
-    stays as it is.
+    let go of the GIL). Examples without a vector get random places.
+
+    A solve starts from a new random order, not from the last one. Passes from there are as good, and an order that is
+    like the one before is not: networks that memorize fit the examples worse when they come in the same order again
+    (LeNet on 7,040 images, 30 epochs: training loss 0.41 with one order for up to 8 epochs, 0.28 with a new one from
+    the same sketches in each, 0.25 with random ones).
 
     Args:
         passes: balance passes in a solve, at most.
         table: see `TabledRule`.
     """
 
-    _state = (*TabledRule._state, "has_news")
+    _state = (*TabledRule._state, "_seed")
 
     def __init__(
         self,
@@ -131,15 +135,8 @@ class Herd(TabledRule):
         super().__init__(examples, dim, table=table, **options)
         self.passes = check.check_positive(passes, "passes")
         self._seed = seed
-        self.has_news = True
-        """Whether there may be a better order than the present one: since the last solve vectors have come."""
         self.last_solution: Solution | None = None
         """Bounds, passes and seconds of the last solve; its order holds the examples that had vectors."""
-
-    def observe(self, indices: Any, vectors: Any) -> None:
-        """See `TabledRule.observe`."""
-        super().observe(indices, vectors)
-        self.has_news = True
 
     def solve(self) -> Solution | None:
         """Order the examples that have vectors; None if there are none. Changes nothing."""
@@ -155,8 +152,6 @@ class Herd(TabledRule):
     def commit(self, solution: Solution | None) -> IntArray:
         """Make a solution the next epoch's order, and close the epoch."""
         self.last_solution = solution
-        # A table of somebody else's changes without a word; and without any vector a new random order is better.
-        self.has_news = solution is None or not self._owns_table
         if solution is None:
             placed = [np.empty(0, np.int64)] * self.workers
         else:
@@ -169,19 +164,17 @@ class Herd(TabledRule):
     def next_order(self) -> IntArray:
         """See `Rule.next_order`."""
         self._receive()
-        if self.has_news:
-            return self.commit(self.solve())
-        self.epoch += 1
-        return self.order
+        return self.commit(self.solve())
 
     def _solve(self, order: IntArray, sizes: list[int]) -> Solution:
+        # Not the rule's own generator: a solve in a thread must leave no trace, and may be run again.
+        rng = np.random.default_rng([self._seed, self.epoch])
         solution = solve_with_report(
             self.table.rows,
-            order,
+            np.concatenate([rng.permutation(own) for own in np.split(order, np.cumsum(sizes)[:-1])]),
             passes=self.passes,
             batch_size=self.batch_size,
-            # Not from the rule's generator: a solve in a thread must leave no trace, and may be run again.
-            seed=int(np.random.SeedSequence([self._seed, self.epoch]).generate_state(1)[0]),
+            seed=int(rng.integers(2**32)),
             shard_sizes=None if self.workers == 1 else sizes,
             subset=True,
         )
