@@ -167,11 +167,14 @@ class Herd(TabledRule):
         return self.commit(self.solve())
 
     def _solve(self, order: IntArray, sizes: list[int]) -> Solution:
+        """`order` is a copy, and is shuffled."""
         # Not the rule's own generator: a solve in a thread must leave no trace, and may be run again.
         rng = np.random.default_rng([self._seed, self.epoch])
+        for own in np.split(order, np.cumsum(sizes)[:-1]):
+            rng.shuffle(own)
         solution = solve_with_report(
             self.table.rows,
-            np.concatenate([rng.permutation(own) for own in np.split(order, np.cumsum(sizes)[:-1])]),
+            order,
             passes=self.passes,
             batch_size=self.batch_size,
             seed=int(rng.integers(2**32)),
