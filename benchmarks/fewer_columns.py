@@ -15,8 +15,9 @@ Errors are relative rms errors of the Gram matrix of the gradients less their me
 from: ‖ŜŜᵀ − GGᵀ‖/‖GGᵀ‖. `added` is what the choice of blocks adds, exact, over all choices: the error's square is that
 of the signs and this one's, and more where columns of one block go together, as those of an attention head do.
 `measured` is the whole error over 40 seeds of the projections, with its standard error; `gram` and `squares` are the
-same for the gradients as they are and for their squared norms. `bound` is the prefix bound (2-norm) of the order found from the sketches over that of
-the order found from full gradients, both measured with full gradients: quartiles over the seeds.
+same for the gradients as they are and for their squared norms. `bound` is the prefix bound (2-norm) of the order found
+from the sketches over that of the order found from full gradients, both measured with full gradients: quartiles over
+the seeds.
 """
 
 from __future__ import annotations
