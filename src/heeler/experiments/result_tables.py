@@ -129,19 +129,20 @@ def timing(sources: Sequence[Source]) -> str:
     for summary in sorted(summaries, key=lambda summary: max(summary.rows[0].loss_at)):  # the longest of a task counts
         base = next((row.epochs_to_target for row in summary.rows if row.name == "random"), None)
         for row in summary.rows:
-            needed[summary.task, row.name] = (row.epochs_to_target, base or max(row.loss_at))
-    head = ["task", "layers tapped", "random, s an epoch", "Heeler", "ratio", "epochs to random's last ÷ random's own"]
-    head += ["wall-clock to it ÷ random's", "machine, one run at a time"]
+            needed[summary.task, row.name] = (row.epochs_to_target, base or max(row.loss_at), max(row.loss_at))
+    head = ["task", "layers tapped", "random, s an epoch", "Heeler, with sketches", "without", "the run ÷ random's"]
+    head += ["epochs to random's last ÷ random's own", "wall-clock to it ÷ random's", "machine, one run at a time"]
     lines = [markdown_row(head), markdown_row(["---"] * 2 + ["---:"] * (len(head) - 3) + ["---"])]
     for source in (source for source in sources if source.about.get("extra") == "timing"):
         for summary in source.summaries():
-            seconds = {row.name: row.seconds_an_epoch for row in summary.rows}
+            random = next(row.seconds_an_epoch for row in summary.rows if row.name == "random")
             for line in (line for line in summary.lines if line.results[0].run.rule == "herd"):
-                ratio = seconds[line.name] / seconds["random"]
-                reached, own = needed.get((summary.task, line.name), (None, 0))
-                cells = [get_task(summary.task).summary, _tapped(line), f"{seconds['random']:.3g}"]
-                cells += [f"{seconds[line.name]:.3g}", f"{ratio:.2f}"]
-                cells += [f"{reached} ÷ {own}", f"{ratio * reached / own:.2f}"] if reached else ["–", "–"]
+                reached, own, epochs = needed.get((summary.task, line.name), (None, 0, len(line.seconds()) - 1))
+                cells = [get_task(summary.task).summary, _tapped(line), f"{random:.3g}"]
+                cells += [f"{seconds:.3g}" for seconds in line.seconds_by_kind()]
+                cells.append(f"{line.seconds_of(epochs) / (epochs * random):.2f} ({epochs} epochs)")
+                clock = f"{line.seconds_of(reached) / (own * random):.2f}" if reached else "–"
+                cells += [f"{reached} ÷ {own}", clock] if reached else ["–", "–"]
                 lines.append(markdown_row([*cells, source.about["machine"]]))
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from heeler.experiments.records import Result
 from heeler.experiments.tasks import get_task
+from heeler.ordering.refresh import REFRESH, is_due, sketched_epochs
 
 Floats = NDArray[np.float64]
 
@@ -36,10 +37,37 @@ class Line:
         """(epochs + 1,) training time up to each epoch, the mean over seeds."""
         return self.all_seeds("train_seconds").mean(axis=0)
 
+    def seconds_by_kind(self) -> tuple[float, float]:
+        """Of an epoch in which sketches are taken, and of one in which they are not; the same for most rules.
+
+        Medians over seeds and epochs, which a hiccup of the machine does not move; without the first epoch, which has
+        no solve before it.
+        """
+        seconds = np.diff(self.all_seeds("train_seconds"), axis=1)
+        ages = np.arange(1, seconds.shape[1] + 1)
+        if len(ages) > 1:
+            seconds, ages = seconds[:, 1:], ages[1:]
+        due = np.array([is_due(age, self.refresh) for age in ages.tolist()])
+        taken = float(np.median(seconds[:, due])) if due.any() else float(np.median(seconds))
+        return taken, float(np.median(seconds[:, ~due])) if not due.all() else taken
+
+    def seconds_of(self, epochs: int) -> float:
+        """What so many epochs take, as many with sketches as there are among them."""
+        taken, other = self.seconds_by_kind()
+        count = sketched_epochs(epochs, self.refresh)
+        return count * taken + (epochs - count) * other
+
+    @property
+    def refresh(self) -> int:
+        """How many epochs old a sketch may get."""
+        run = self.results[0].run
+        return (run.refresh or REFRESH) if run.rule == "herd" else 1
+
     @property
     def seconds_an_epoch(self) -> float:
-        """The median over seeds and epochs, which a hiccup of the machine does not move."""
-        return float(np.median(np.diff(self.all_seeds("train_seconds"), axis=1)))
+        """The mean over the run's epochs."""
+        epochs = max(len(result.epochs) for result in self.results) - 1
+        return self.seconds_of(epochs) / max(epochs, 1)
 
 
 @dataclass
