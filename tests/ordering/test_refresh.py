@@ -186,6 +186,18 @@ def test_orders_of_untapped_epochs_are_herded_too():
     assert np.mean(bounds[1:]) < 0.8
 
 
+def test_the_order_after_an_untapped_epoch_is_found_while_it_runs():
+    run = Run()
+    run.epoch()
+    run.epoch()
+    x, _ = next(iter(run.loader))
+    assert run.sampler.turnover._solving is None
+    run.model(x)
+    assert run.sampler.turnover._solving is not None
+    saved = run.handle.state_dict()
+    assert saved["sampler"]["closed"]
+
+
 def test_herd_without_any_vector_shuffles_anew():
     sampler = heeler.Sampler(EXAMPLES, batch_size=BATCH)
     assert list(sampler) != list(sampler)

@@ -142,7 +142,7 @@ def _play(
                 time.sleep(max(0.0, clock + (number - quick + 1) * step - time.perf_counter()))
             drift = rng.standard_normal((1, dim), dtype=np.float32)  # gradients change from epoch to epoch
             turnover.observe(indices, vectors[own[indices]] + drift)
-            if turnover.wants_early_start(at + len(indices), len(walk)):
+            if turnover.wants_early_start(at + len(indices), len(walk), sketched=True):
                 turnover.start_early()
         turnover.next_order()
         now = turnover.numbers()

@@ -98,8 +98,8 @@ class CoordinatedTurnover:
         if self.fault is None:
             self._waiting.append((indices + self.layout.offset(), vectors))
 
-    def wants_early_start(self, trained: int, length: int) -> bool:
-        """Whether a round is due, now that `trained` of `length` positions are done."""
+    def wants_early_start(self, trained: int, length: int, *, sketched: bool) -> bool:
+        """Whether a round is due, now that `trained` of `length` positions are done; all ranks agree on positions."""
         rounds = self._rounds if self._early else self._rounds - 1  # the last one waits for the epoch's end
         due = (self._rounds_begun + 1) / self._rounds * (EARLY_FROM if self._early else 1.0) * length
         return self.fault is None and self._rounds_begun < rounds and trained >= due

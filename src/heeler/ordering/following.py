@@ -33,7 +33,7 @@ class FollowingTurnover:
     def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
         """Nothing to note."""
 
-    def wants_early_start(self, trained: int, length: int) -> bool:
+    def wants_early_start(self, trained: int, length: int, *, sketched: bool) -> bool:
         """Never."""
         return False
 

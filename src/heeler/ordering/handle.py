@@ -139,7 +139,7 @@ class Handle:
             else:
                 self._courier.send(indices, sketches)
         self._deliver(wait=wait)
-        self._start_early()
+        self._start_early(sketched=True)
 
     def begin_epoch(self) -> None:
         """Take sketches or leave it, as the sampler says for the epoch that begins."""
@@ -149,10 +149,10 @@ class Handle:
         """A forward that nobody sketches: the sampler still has to know how far the loop has come."""
         if self._counting:
             self.sampler.positions.count(rows)
-            self._start_early()
+            self._start_early(sketched=False)
 
-    def _start_early(self) -> None:
-        if self.sampler.wants_early_start():
+    def _start_early(self, *, sketched: bool) -> None:
+        if self.sampler.wants_early_start(sketched=sketched):
             self._deliver(wait=True)
             self.sampler.turnover.start_early()
 

@@ -212,9 +212,9 @@ class Sampler(DistributedSampler[Any]):
         claimed = self.positions.claim(rows, handed_out)
         return None if claimed is None else self.indices[claimed]
 
-    def wants_early_start(self) -> bool:
+    def wants_early_start(self, *, sketched: bool) -> bool:
         """Whether it is time to start on the next order, before this epoch ends."""
-        return self.turnover.wants_early_start(self.positions.trained, len(self.indices))
+        return self.turnover.wants_early_start(self.positions.trained, len(self.indices), sketched=sketched)
 
     def whole_state(self) -> dict[str, Any]:
         """Everything but the sketcher's part, as a copy."""

@@ -51,20 +51,22 @@ class Turnover:
         else:
             self.rule.observe(indices, vectors)
 
-    def wants_early_start(self, trained: int, length: int) -> bool:
-        """Whether now, with `trained` of `length` positions done, is the time to call `start_early`."""
+    def wants_early_start(self, trained: int, length: int, *, sketched: bool) -> bool:
+        """Whether now, with `trained` of `length` positions done, is the time to call `start_early`.
+
+        sketched: whether this epoch brings sketches. If not, there is nothing to wait for.
+        """
         rule = self.rule
-        return (
-            not self.closed
-            and self._solving is None
-            and isinstance(rule, Herd)
-            and rule.table.rows.size >= EARLY_SIZE
+        if self.closed or self._solving is not None or not isinstance(rule, Herd):
+            return False
+        return not sketched or (
+            rule.table.rows.size >= EARLY_SIZE
             and EARLY_FROM * length <= trained < length
             and bool(rule.table.seen.all())  # an example without a sketch would get a random place for a whole epoch
         )
 
     def start_early(self) -> None:
-        """Start to solve while the epoch's last batches are trained on."""
+        """Start to solve while the epoch goes on."""
         assert isinstance(self.rule, Herd)  # see wants_early_start
         self._solving = Worker("heeler-solve").submit(self.rule.solve)
 
