@@ -286,3 +286,13 @@ def test_calibration_is_unbiased_under_heavy_tails():
         pick_for_calibration(np.zeros(3))
     with pytest.raises(ValueError, match="at least two"):
         calibrate(sketches, [1], [1.0])
+
+
+def test_columns_that_are_not_read_count_as_lost():
+    net = nn.Sequential(nn.Embedding(50, 768), nn.Linear(768, 3072), nn.Linear(3072, 768), nn.Linear(768, 2))
+    wide = layouts_of(Sketcher(net, layers=lambda name, module: name in ("1", "2")))
+    unread = (1 - 768 / 3072) * 64 / 768
+    assert wide[0].col_loss == pytest.approx(1 / 16 + unread)
+    assert wide[0].row_loss == pytest.approx((4096 - 16) / (4095 * 16) + unread)
+    whole = layouts_of(Sketcher(net, layers=lambda name, module: name == "3"))
+    assert whole[0].row_loss == 0

@@ -71,7 +71,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from heeler.diversity.measured import Estimate
-from heeler.sketch.projection import Matrix, split_dim
+from heeler.sketch.projection import BLOCK, Matrix, Projection, split_dim
 
 if TYPE_CHECKING:
     from heeler.sketch import Sketcher
@@ -103,9 +103,9 @@ def layouts_of(sketcher: Sketcher) -> tuple[Layout, ...] | None:
     for matrix in matrices:
         spec = matrix.spec
         n_grad, n_input = (spec.rows, spec.cols) if spec.grad_is_rows else (spec.cols, spec.rows)
-        of_grad = side_loss(n_grad, matrix.k_grad)
+        of_grad = side_loss(n_grad, matrix.k_grad) + unread_loss(n_grad, matrix.of_grad)
         kept = alone and matrix.of_ones is None and matrix.k_input >= n_input
-        of_input = 0.0 if kept else 1 / matrix.k_input
+        of_input = 0.0 if kept else 1 / matrix.k_input + unread_loss(n_input, matrix.of_input)
         shape, losses = (matrix.k_grad, matrix.k_input), (of_grad, of_input)
         if not spec.grad_is_rows:
             shape, losses = shape[::-1], losses[::-1]
@@ -120,6 +120,15 @@ def side_loss(n: int, k: int) -> float:
     """λ of `projection`, n → k by k random columns of a Hadamard matrix."""
     width = 1 << (n - 1).bit_length()
     return 0.0 if k >= n else (width - k) / ((width - 1) * k)
+
+
+def unread_loss(n: int, projection: Projection) -> float:
+    """What it adds to λ that only some blocks of n columns are read: as where each block's share of the square varies
+    as much as it is. Evenly spread gradients lose nothing."""
+    if projection.blocks is None:
+        return 0.0
+    read = projection.blocks.numel() * BLOCK
+    return (1 - read / n) * BLOCK / read
 
 
 def layouts_for(sketch: Sketch, dim: int) -> tuple[Layout, ...]:
