@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
 from heeler.sketch import Sketcher
@@ -114,6 +115,24 @@ def test_compiled_evaluation_and_disabled_open_no_pass() -> None:
     sketcher.enabled = True
     F.cross_entropy(run(x), y).backward()
     assert relative_error(sketcher.pop(), expected) < 1e-5
+
+
+def test_compiled_evaluation_is_compiled_once() -> None:
+    """What the hooks read of the training pass before would be guarded, and compiled anew whenever it has changed."""
+    compiler = CompileCounterWithBackend("aot_eager")
+    model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    sketcher = Sketcher(model, layers="all")
+    run = torch.compile(model, backend=compiler, dynamic=False)
+    x = torch.randn(6, 2, 7)
+    for _ in range(3):
+        run.train()
+        run(x).sum().backward()
+        run.eval()
+        for _ in range(2):
+            with torch.no_grad():
+                run(x)
+        assert len(sketcher.pop()) == 6
+    assert compiler.frame_count == 2
 
 
 def test_a_rule_that_fails_while_it_is_compiled_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,10 +39,14 @@ class SiteHook:
         slot = log.current
         if slot is None or site.broken:
             return None
+        compiling = torch.compiler.is_compiling()
+        if compiling and not (log.running and torch.is_grad_enabled()):
+            return None  # before anything else is read: the compiler guards what is
         if isinstance(output, Tensor) and output.ndim > 2:
             slot.examples.note(output.shape)
-        if torch.compiler.is_compiling():
-            return self._traced(slot, args, kwargs, output) if log.running and torch.is_grad_enabled() else None
+        if compiling:
+            compiled.lend_leaf(self.key)
+            return _tapped(site, slot, log, args, kwargs, output)
         listens = log.running
         if not torch.is_grad_enabled():
             if listens:
@@ -65,10 +69,6 @@ class SiteHook:
         if kept is not None:
             node.register_prehook(_Listener(log, slot.owner, site, matrix, kept, number, shape))
         return None
-
-    def _traced(self, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        compiled.lend_leaf(self.key)
-        return _tapped(self.site, slot, self.log, args, kwargs, output)
 
 
 class _Listener:
@@ -130,9 +130,11 @@ def _tapped(site: Site, slot: Slot, log: PassLog, args: tuple[Any, ...], kwargs:
     outputs = (output,) if single else _flat(output)
     if not outputs or not outputs[0].requires_grad:
         return None
-    # Not the pass's own: a tap's part is returned to autograd, never added in place.
-    examples = Examples(slot.examples.batch, slot.examples.batch_dim, slot.examples.shapes)
-    kept = _keep(site, slot, args, kwargs, output)
+    examples = slot.examples
+    if not torch.compiler.is_compiling():  # there is no place to add a part to in compiled code
+        # Not the pass's own: a tap's part is returned to autograd, never added in place.
+        examples = Examples(examples.batch, examples.batch_dim, examples.shapes)
+    kept = _keep(site, slot, args, kwargs, output, None)
     if kept is None:
         return None
     leaf = slot.leaf if slot.leaf is not None else log.add_leaf(slot)
@@ -148,7 +150,7 @@ def _keep(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     output: Any,
-    matrix: AnyMatrix | None = None,
+    matrix: AnyMatrix | None,
 ) -> Any:
     """The rule's `keep`, or the projected input where the matrix alone is needed; None if the call cannot be tapped."""
     if matrix is not None:

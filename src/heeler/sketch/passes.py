@@ -95,6 +95,10 @@ class PassLog:
         self._finished: list[Pass] = []
         self._count = 0
 
+    def move(self, device: torch.device) -> None:
+        self.device = device
+        self._spare.clear()
+
     # Eager passes
 
     def open(self, batch: int, device: torch.device, shapes: list[torch.Size]) -> None:
@@ -102,9 +106,11 @@ class PassLog:
         if self.on_forward is not None:
             self.on_forward()
         slot = Slot(None, self._pass(Examples(batch, self.batch_dim, shapes)))
-        slot.stream = current_stream(device)
-        if torch.is_autocast_enabled(device.type):
-            slot.autocast = device.type
+        kind = device.type
+        if kind == "cuda":
+            slot.stream = current_stream(device)
+        if torch.is_autocast_enabled(kind):
+            slot.autocast = kind
         if self.needs_leaves:
             self.lend_leaf(slot)
         self.current = slot
@@ -130,18 +136,18 @@ class PassLog:
 
     def lend_leaf(self, slot: Slot) -> None:
         """Give the compiled code in an eager pass its leaf, one that it has seen before if there is one."""
-        batch = slot.examples.batch
-        if self._spare and self._spare[0][0].shape[0] == batch and self._spare[0][0].device == self.device:
-            slot.leaf, collector = self._spare.pop(0)
+        batch, spare = slot.examples.batch, self._spare
+        if spare and spare[0][1].rows == batch:
+            slot.leaf, collector = spare.pop(0)
             collector.owner = slot.owner
             return
-        self._spare.clear()
+        spare.clear()
         slot.leaf = self._static_leaf(batch, self.device)
-        slot.leaf.register_post_accumulate_grad_hook(_Collector(weakref.ref(self), slot.owner, lent=True))
+        slot.leaf.register_post_accumulate_grad_hook(_Collector(weakref.ref(self), slot.owner, batch))
 
     def take_back(self, leaf: Tensor, collector: _Collector) -> None:
         """A leaf has its gradient: the next pass may have it."""
-        if not any(leaf is other for other, _ in self._spare):
+        if not self._spare or all(leaf is not other for other, _ in self._spare):
             self._spare.append((leaf, collector))
 
     def _static_leaf(self, rows: int, device: torch.device) -> Tensor:
@@ -160,6 +166,10 @@ class PassLog:
         self.depth = min(depth + 1, SLOTS - 1)
         self.current = slot
         self.running = True
+
+    def close_traced(self, slot: Slot) -> None:
+        """End it. Whatever is new and still referred to here is built again after every run of the compiled code."""
+        slot.examples = slot.owner.examples
 
     def arm(self, capacity: int, device: torch.device) -> None:
         """Put a fresh leaf of `capacity` rows into every slot."""
@@ -260,8 +270,10 @@ class _SlotCollector:
 class _Collector:
     """The leaf's hook. It must not keep the log alive: the log's newest leaf keeps the hook."""
 
-    def __init__(self, log: weakref.ref[PassLog], owner: Pass, lent: bool = False) -> None:
-        self.log, self.owner, self.lent = log, owner, lent
+    def __init__(self, log: weakref.ref[PassLog], owner: Pass, rows: int = 0) -> None:
+        self.log, self.owner = log, owner
+        self.rows = rows
+        """Of a leaf that is lent again once it has its gradient."""
 
     def __call__(self, leaf: Tensor) -> None:
         log = self.log()
@@ -269,5 +281,5 @@ class _Collector:
             leaf.grad = None
             return
         log.collect(self.owner, leaf)
-        if self.lent:
+        if self.rows:
             log.take_back(leaf, self)

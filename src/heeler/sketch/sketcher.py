@@ -254,7 +254,11 @@ class Sketcher:
         if not log.running or slot is None:
             return None
         log.running = False
-        return _mark(output, log, slot) if slot.replayed else None
+        if slot.replayed:
+            return _mark(output, log, slot)
+        if torch.compiler.is_compiling():
+            log.close_traced(slot)
+        return None
 
     def _batch_size(self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Tensor | None) -> int | None:
         """None where it cannot be told: then this forward has no sketch, and the training step goes on."""
@@ -278,7 +282,7 @@ class Sketcher:
     def _move(self, device: torch.device) -> None:
         for site in self._sites:
             site.move(device)
-        self._log.device = device
+        self._log.move(device)
 
     def _unscale(self, sketch: Tensor) -> Tensor:
         """Free the sketch of the scaler's factor, without waiting for the device."""
