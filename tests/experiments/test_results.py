@@ -2,14 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from heeler.experiments import packed as compact
 from heeler.experiments import results
 from heeler.experiments.folder import Folder
 from heeler.experiments.plans import comparison, sweep
-from heeler.experiments.records import carry_out, result_path
+from heeler.experiments.records import Result, carry_out, result_path
 from heeler.experiments.setup import Run
+from heeler.experiments.summary import Line
 
 ABOUT = ["--command", "heeler train digits", "--machine", "a machine", "--commit", "abc"]
 
@@ -122,3 +124,20 @@ def test_stopped_runs_count_where_all_rules_came_that_far(runs, tmp_path):
 def test_nothing_to_pack(tmp_path):
     with pytest.raises(ValueError, match="no finished run"):
         compact.pack([tmp_path], {})
+
+
+def test_epochs_with_and_without_sketches_are_timed_apart():
+    """Ten seconds an epoch, five more with sketches, and one for the solve at the start of the epoch after those."""
+    took = [99, 16, 11, 15, 11, 10, 10, 15]  # the first one warms up; sketches in 1, 2, 4 and 8
+    seconds = np.cumsum([0.0, *took]).tolist()
+
+    def line(rule, refresh):
+        run = Run(task="digits", rule=rule, refresh=refresh)
+        return Line(rule, [Result(run, {}, [{"train_seconds": s} for s in seconds], {})])
+
+    herd = line("herd", None)
+    assert herd.seconds_by_kind() == (15, 10)
+    assert herd.seconds_of(8) == 15 + sum(took[1:])
+    assert herd.seconds_of(16) == herd.seconds_of(8) + 11 + 6 * 10 + 15
+    assert line("herd", 1).seconds_by_kind() == (11, 11)  # the median of all
+    assert line("random", None).seconds_of(4) == 4 * 11

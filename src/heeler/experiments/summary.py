@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heeler.experiments.records import Result
 from heeler.experiments.tasks import get_task
-from heeler.ordering.refresh import REFRESH, is_due, sketched_epochs
+from heeler.ordering.refresh import REFRESH, is_due
 
 Floats = NDArray[np.float64]
 
@@ -40,22 +41,29 @@ class Line:
     def seconds_by_kind(self) -> tuple[float, float]:
         """Of an epoch in which sketches are taken, and of one in which they are not; the same for most rules.
 
-        Medians over seeds and epochs, which a hiccup of the machine does not move; without the first epoch, which has
-        no solve before it.
+        Medians over seeds and epochs, which a hiccup of the machine does not move. The solve after an epoch with
+        sketches is in the next epoch's time, so of those without only such count as follow another without, if any.
         """
-        seconds = np.diff(self.all_seeds("train_seconds"), axis=1)
-        ages = np.arange(1, seconds.shape[1] + 1)
-        if len(ages) > 1:
-            seconds, ages = seconds[:, 1:], ages[1:]
-        due = np.array([is_due(age, self.refresh) for age in ages.tolist()])
-        taken = float(np.median(seconds[:, due])) if due.any() else float(np.median(seconds))
-        return taken, float(np.median(seconds[:, ~due])) if not due.all() else taken
+        kinds = self._kinds()
+        taken = kinds.get((True, False), kinds.get((True, True), 0.0))
+        return taken, kinds.get((False, False), kinds.get((False, True), taken))
 
     def seconds_of(self, epochs: int) -> float:
-        """What so many epochs take, as many with sketches as there are among them."""
+        """What so many epochs take: each what its kind takes, by whether it and the one before have sketches."""
+        kinds = self._kinds()
         taken, other = self.seconds_by_kind()
-        count = sketched_epochs(epochs, self.refresh)
-        return count * taken + (epochs - count) * other
+        due = [False] + [is_due(age, self.refresh) for age in range(1, epochs + 1)]
+        return sum(kinds.get((now, before), taken if now else other) for before, now in pairwise(due))
+
+    def _kinds(self) -> dict[tuple[bool, bool], float]:
+        """(sketches are taken, and were in the epoch before) → median seconds; without the first epoch, if possible."""
+        seconds = np.diff(self.all_seeds("train_seconds"), axis=1)
+        due = [False] + [is_due(age, self.refresh) for age in range(1, seconds.shape[1] + 1)]
+        found: dict[tuple[bool, bool], list[Floats]] = {}
+        for epoch, (before, now) in enumerate(pairwise(due)):
+            if epoch or seconds.shape[1] == 1:
+                found.setdefault((now, before), []).append(seconds[:, epoch])
+        return {kind: float(np.median(values)) for kind, values in found.items()}
 
     @property
     def refresh(self) -> int:
