@@ -222,7 +222,8 @@ class Handle:
         """Plain numbers for any logger; the herding bounds are there from the second epoch on.
 
         `gradient_diversity`, `batch_size_bound` (with the ends of its 95% interval) and `noise_scale` are over a moving
-        epoch: of every example's newest sketch. They are taken once an epoch, at its end if they are asked for then.
+        epoch: of every example's newest sketch, which may be `Sampler(refresh=...)` epochs old. They are taken once an
+        epoch, at its end if they are asked for then.
         Rules that keep no table of sketches have none, nor have workers other than rank 0, where all sketches meet.
         """
         rule = self.sampler.rule
