@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 import heeler
@@ -184,6 +185,18 @@ def test_orders_of_untapped_epochs_are_herded_too():
     assert run.sketched[2] == 0
     assert all(bound <= 1 for bound in bounds)
     assert np.mean(bounds[1:]) < 0.8
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_model_counts_once(reentrant):
+    run = Run()
+    run.epoch()
+    run.epoch()
+    batches = iter(run.loader)
+    (x, y), _ = next(batches), next(batches)  # one more is handed out than trained on
+    x.requires_grad_()
+    nn.functional.mse_loss(checkpoint(run.model, x, use_reentrant=reentrant), y).backward()
+    assert run.sampler.positions.trained == BATCH
 
 
 def test_the_order_after_an_untapped_epoch_is_found_while_it_runs():
