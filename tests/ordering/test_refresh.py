@@ -182,6 +182,8 @@ def test_orders_of_untapped_epochs_are_herded_too():
         run.epoch()
         metrics = run.handle.metrics()
         bounds.append(metrics.get("herding_bound", 1.0) / metrics.get("herding_bound_random", 1.0))
+        solution = run.sampler.rule.last_solution
+        assert solution is None or solution.order.tolist() == run.orders[-1]  # the bounds are this very order's
     assert run.sketched[2] == 0
     assert all(bound <= 1 for bound in bounds)
     assert np.mean(bounds[1:]) < 0.8
