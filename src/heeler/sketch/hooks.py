@@ -27,6 +27,14 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
+def is_rerun() -> bool:
+    """Whether a checkpoint runs a forward again, in backward, that has run with gradients before.
+
+    The reentrant kind runs it without gradients first; the other kind has hooks on what is saved.
+    """
+    return _task_id() != -1 and _saving_hooks(True) is not None
+
+
 class SiteHook:
     """The forward hook of one site. In eager mode it runs for every layer of every step, so it is kept short."""
 

@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from heeler.sketch import compiled
 from heeler.sketch.batch import first_tensor
 from heeler.sketch.coverage import Coverage, Line
-from heeler.sketch.hooks import SiteHook
+from heeler.sketch.hooks import SiteHook, is_rerun
 from heeler.sketch.passes import PassLog, Slot
 from heeler.sketch.projection import AnyMatrix, AnyVector
 from heeler.sketch.selection import Layers, choose
 from heeler.sketch.sites import clean_name, covered_names, draw, lay_out, survey
 from heeler.sketch.tap import Marker
 
-_task_id = torch._C._current_graph_task_id
-_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 BatchDim = int | Callable[[tuple[Any, ...], dict[str, Any]], int]
 
 
@@ -243,10 +241,7 @@ class Sketcher:
             log.open(batch, device, shapes)
         else:
             log.current = None
-            # A checkpoint runs the forward again in backward. The reentrant kind ran it without gradients before, so
-            # this is the one to count; the other kind has hooks on what is saved.
-            again = _task_id() != -1 and _saving_hooks(True) is not None
-            if log.on_count is not None and not again:
+            if log.on_count is not None and not is_rerun():
                 log.on_count(batch)
 
     def _start_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
