@@ -112,14 +112,12 @@ def _entry_codes(model: Any) -> list[Any]:
 def watch(wrapper: nn.Module, log: PassLog) -> list[Any]:
     """Hooks outside the compiled region that notice when the taps inside did not run."""
 
-    def watched(log: PassLog) -> bool:
-        return log.enabled and log.sketching and not log.lost
-
     def before(module: nn.Module, args: Any) -> None:
         log.current = None
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        if module.training and torch.is_grad_enabled() and log.current is None and watched(log):
+        wanted = log.enabled and log.sketching and not log.lost and module.training and torch.is_grad_enabled()
+        if wanted and log.current is None:
             raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
 
     return [wrapper.register_forward_pre_hook(before), wrapper.register_forward_hook(after)]

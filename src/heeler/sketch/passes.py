@@ -147,7 +147,7 @@ class PassLog:
 
     def take_back(self, leaf: Tensor, collector: _Collector) -> None:
         """A leaf has its gradient: the next pass may have it."""
-        if not self._spare or all(leaf is not other for other, _ in self._spare):
+        if all(leaf is not other for other, _ in self._spare):
             self._spare.append((leaf, collector))
 
     def _static_leaf(self, rows: int, device: torch.device) -> Tensor:
