@@ -143,10 +143,16 @@ def timing(sources: Sequence[Source]) -> str:
                 cells = [get_task(summary.task).summary, _tapped(line), f"{random:.3g}"]
                 cells += [f"{seconds:.3g}" for seconds in line.seconds_by_kind()]
                 cells.append(f"{line.seconds_of(epochs) / (epochs * random):.2f} ({epochs} epochs)")
-                clock = f"{line.seconds_of(reached) / (own * random):.2f}" if reached else "–"
-                cells += [f"{reached} ÷ {own}", clock] if reached else ["–", "–"]
+                cells += _to_target(line, reached, own, random)
                 lines.append(markdown_row([*cells, source.about["machine"]]))
     return "\n".join(lines)
+
+
+def _to_target(line: Line, reached: int | None, own: int, random: float) -> list[str]:
+    """Epochs, and time, to random's last loss over random's; random: its seconds an epoch."""
+    if reached is None:
+        return ["–", "–"]
+    return [f"{reached} ÷ {own}", f"{line.seconds_of(reached) / (own * random):.2f}"]
 
 
 def _tapped(line: Line) -> str:
