@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 
 from heeler.sketch import fused
-from heeler.sketch.projection import Matrix, MatrixSpec, columns_read
+from heeler.sketch.matrices import Matrix, MatrixSpec
+from heeler.sketch.projection import columns_read
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from heeler.sketch import Sketcher, fused
 from heeler.sketch.examples import Sums
-from heeler.sketch.projection import Matrix, MatrixSpec
+from heeler.sketch.matrices import Matrix, MatrixSpec
 
 from .oracle import gradients, relative_error
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from heeler.bench import overhead
 from heeler.sketch import Sketcher
-from heeler.sketch.projection import Matrix, MatrixSpec, blocks_read, columns_read, projection
+from heeler.sketch.matrices import Matrix, MatrixSpec
+from heeler.sketch.projection import blocks_read, columns_read, projection
 from heeler.sketch.sites import survey
 
 from .oracle import per_example_gradients, relative_error

@@ -9,7 +9,7 @@ E Â = A and E D̂ = D: neither is biased. Their ratio is, and both vary, for on
 
 about 2/K where many directions share M: at K = 256 a standard deviation of 8.8%.
 
-**Kronecker** (projection.py): s = RᵀGC with R (m × p) and C (n × q). RRᵀ − I and CCᵀ − I have mean zero and, off their
+**Kronecker** (matrices.py): s = RᵀGC with R (m × p) and C (n × q). RRᵀ − I and CCᵀ − I have mean zero and, off their
 diagonals, entries of variance λ and μ, the *losses* of the two sides: 1/p for independent signs; (w − p)/((w − 1)p)
 for p random columns of a Hadamard matrix of width w ≥ m; 0 where p ≥ m, the identity with signs. Taking the expectation
 over C, then R, with the diagonals counted in (Gaussian fourth moments, which bound those of signs), for two gradients
@@ -71,7 +71,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from heeler.diversity.measured import Estimate
-from heeler.sketch.projection import BLOCK, Matrix, Projection, split_dim
+from heeler.sketch.matrices import Matrix
+from heeler.sketch.projection import BLOCK, Projection, split_dim
 
 if TYPE_CHECKING:
     from heeler.sketch import Sketcher

@@ -2,7 +2,7 @@
 
 from heeler.sketch.courier import Courier
 from heeler.sketch.coverage import Coverage
-from heeler.sketch.projection import MatrixSpec
+from heeler.sketch.matrices import MatrixSpec
 from heeler.sketch.rules import Call, Cost, Examples, LeftOut, Rule, register
 from heeler.sketch.sketcher import Sketcher
 from heeler.sketch.table import SketchTable

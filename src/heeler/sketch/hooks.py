@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from heeler.sketch import compiled
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples, current_stream
+from heeler.sketch.matrices import AnyMatrix
 from heeler.sketch.passes import Pass, PassLog, Slot
-from heeler.sketch.projection import AnyMatrix
 from heeler.sketch.rules.base import Call
 from heeler.sketch.sites import Site
 from heeler.sketch.tap import Tap

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.projection import AnyMatrix, AnyVector, ExactMatrix, ExactVector, Matrix, MatrixSpec, Vector
+from heeler.sketch.matrices import AnyMatrix, AnyVector, ExactMatrix, ExactVector, Matrix, MatrixSpec, Vector
 from heeler.sketch.rules import LeftOut, Rule, find_rule
 from heeler.sketch.rules.embedding import EmbeddingRule
 from heeler.sketch.rules.norm import LastDimensions

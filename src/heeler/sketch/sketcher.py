@@ -13,8 +13,8 @@ from heeler.sketch import compiled
 from heeler.sketch.batch import first_tensor
 from heeler.sketch.coverage import Coverage, Line
 from heeler.sketch.hooks import SiteHook, is_rerun
+from heeler.sketch.matrices import AnyMatrix, AnyVector
 from heeler.sketch.passes import PassLog, Slot
-from heeler.sketch.projection import AnyMatrix, AnyVector
 from heeler.sketch.selection import Layers, choose
 from heeler.sketch.sites import clean_name, covered_names, draw, lay_out, survey
 from heeler.sketch.tap import Marker

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples
-from heeler.sketch.projection import MatrixSpec
+from heeler.sketch.matrices import MatrixSpec
 from heeler.sketch.rules.base import Call, LeftOut, Rule, register
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples
-from heeler.sketch.projection import MatrixSpec
+from heeler.sketch.matrices import MatrixSpec
 
 if TYPE_CHECKING:
     from heeler.sketch.sites import Site

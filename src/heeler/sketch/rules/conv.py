@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples
-from heeler.sketch.projection import ExactMatrix, MatrixSpec
+from heeler.sketch.matrices import ExactMatrix, MatrixSpec
 from heeler.sketch.rules.base import Call, Cost, Rule, guess_positions, register
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from heeler.sketch import fused
 from heeler.sketch.examples import Examples
-from heeler.sketch.projection import MatrixSpec
+from heeler.sketch.matrices import MatrixSpec
 from heeler.sketch.rules.base import Call, Cost, Rule, register
 
 if TYPE_CHECKING:

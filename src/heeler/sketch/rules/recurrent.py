@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples
-from heeler.sketch.projection import MatrixSpec
+from heeler.sketch.matrices import MatrixSpec
 from heeler.sketch.rules.base import Call, LeftOut, Rule, register
 
 if TYPE_CHECKING:
