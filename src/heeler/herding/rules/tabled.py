@@ -108,8 +108,8 @@ class Herd(TabledRule):
     `next_order()` is `commit(solve())`. The solve takes the time; it only reads, and may run in a thread (the kernels
     let go of the GIL). Examples without a vector get random places.
 
-    A solve starts from a new random order, not from the last one. Passes from there are as good, and an order that is
-    like the one before is not: networks that memorize fit the examples worse when they come in the same order again
+    A solve starts from a new random order, not from the last one. Passes from there are nearly as good, and an order
+    that is like the one before is not: networks that memorize fit the examples worse when they come in the same order again
     (RESULTS.md, LeNet and GPT: above random's loss with one order for up to 8 epochs, at or below it with new ones).
 
     Args:
