@@ -109,8 +109,9 @@ class Herd(TabledRule):
     let go of the GIL). Examples without a vector get random places.
 
     A solve starts from a new random order, not from the last one. Passes from there are nearly as good, and an order
-    that is like the one before is not: networks that memorize fit the examples worse when they come in the same order again
-    (RESULTS.md, LeNet and GPT: above random's loss with one order for up to 8 epochs, at or below it with new ones).
+    that is like the one before is not: networks that memorize fit the examples worse when they come in the same order
+    again (RESULTS.md, LeNet and GPT: above random's loss with one order for up to 8 epochs, level with it or below with
+    new ones).
 
     Args:
         passes: balance passes in a solve, at most.
