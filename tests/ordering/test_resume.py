@@ -14,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import heeler
 from heeler.herding import rule_names
 from heeler.ordering import turnover
+from heeler.sketch import projection
 from tests.ordering.loops import problem
 
 EPOCHS, BATCH, EXAMPLES = 4, 8, 67
@@ -277,6 +278,18 @@ def test_another_seed_or_model_is_refused() -> None:
         heeler.attach(nn.Linear(9, 1), sampler).load_state_dict(state)
     with pytest.raises(ValueError, match="lacks"):
         run.handle.load_state_dict({"weights": 1})
+
+
+def test_projections_that_are_drawn_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attached(**options: int) -> heeler.Handle:
+        dataset, model = problem(EXAMPLES)
+        return heeler.attach(model, heeler.Sampler(dataset, batch_size=BATCH, **options))
+
+    projected, whole = attached(dim=2).state_dict(), attached().state_dict()
+    monkeypatch.setattr(projection, "VERSION", projection.VERSION + 1)
+    attached().load_state_dict(whole)
+    with pytest.raises(ValueError, match="projections='version"):
+        attached(dim=2).load_state_dict(projected)
 
 
 def test_another_rule_is_refused() -> None:

@@ -15,7 +15,7 @@ from heeler.diversity.epoch import EpochDiversity, advice, as_numbers
 from heeler.diversity.estimators import Diversity
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.tree import to_numpy, to_torch
-from heeler.sketch import Courier, Sketcher
+from heeler.sketch import Courier, Sketcher, projection
 from heeler.sketch.coverage import Coverage
 
 logger = logging.getLogger("heeler")
@@ -272,4 +272,5 @@ class Handle:
             "dim": self.sketcher.dim,
             "seed": self.sketcher.seed,
             "parameters": ",".join(self.coverage.covered),
+            "projections": "none" if self.sketcher.exact else f"version {projection.VERSION}",
         }

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from heeler.sketch.fused import BLOCK_COLUMNS as BLOCK
 
+VERSION = 1
+"""Raised whenever the same seed and names come to draw other projections: sketches saved before do not fit those after.
+"""
 WHOLE = 1024
 """Sides up to this are read whole."""
 LEAST, FRACTION = 768, 4
