@@ -36,6 +36,7 @@ parser.add_argument("--examples", type=int, default=640)
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--threads", type=int, default=1)
+parser.add_argument("--order", default="herd", help="of the one with Heeler; random shows how far chance goes")
 
 
 class Turns(TrainerCallback):
@@ -107,7 +108,7 @@ def train(name: str, seed: int, token: Connection, options: argparse.Namespace) 
         trainer.remove_callback(next(c for c in trainer.callback_handler.callbacks if "Printer" in type(c).__name__))
         covered = None
         if name == "heeler":
-            used = heeler.integrations.transformers.use(trainer)
+            used = heeler.integrations.transformers.use(trainer, order=options.order)
         trainer.train()
         if name == "heeler":
             assert used.handle is not None
@@ -158,7 +159,8 @@ if __name__ == "__main__":
     }
     report = {
         "command": "PYTHONPATH=src python benchmarks/sst2_trainer.py --data DIR "
-        f"--examples {options.examples} --epochs {options.epochs} --seeds {options.seeds} --threads {options.threads}",
+        f"--examples {options.examples} --epochs {options.epochs} --seeds {options.seeds} --threads {options.threads} "
+        f"--order {options.order}",
         "machine": f"2 cores of a shared AMD EPYC (load average {load:.1f} before, {os.getloadavg()[0]:.1f} after)",
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
