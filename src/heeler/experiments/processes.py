@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,4 +76,7 @@ def _rank(rank: int, settings: dict[str, Any], data: Path | None, out: Path, ren
             for _ in train(run, Folder(data), Rank()):
                 pass
     finally:
+        # Whatever still holds the group keeps gloo's threads past its end, and in Python's shutdown one that lets go of
+        # the last collective aborts the process (plain PyTorch 2.13 does so too).
+        gc.collect()
         dist.destroy_process_group()
