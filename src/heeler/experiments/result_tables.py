@@ -11,7 +11,7 @@ from heeler.experiments.tasks import get_task
 
 ALL_LAYERS = "herd, all layers"
 NAMES = {"random": "random (D-RR)", "id-grab": "ID-GraB", "cd-grab": "CD-GraB", "herd": "Heeler"}
-NAMES |= {ALL_LAYERS: "Heeler, all layers tapped"}
+NAMES |= {ALL_LAYERS: "Heeler, all layers tapped", "herd, the head": "Heeler, the head alone"}
 LONG = 30
 """Epochs of a run that was only timed."""
 WANTED = 0.7
