@@ -4,7 +4,8 @@ PYTHONPATH=src python benchmarks/reversed_orders.py [--data DIR] > benchmarks/re
 
 Reversed, an order has the same prefix norms, only mirrored. What differs is the last step's noise, and with it where an
 epoch leaves the weights: `last_batch` is the norm of the last batch's summed gradients, centred, over that of a batch
-drawn at random (root mean squares over a run's solves).
+drawn at random, `last_examples` the norm of one of its gradients over that of any (root mean squares over a run's
+solves).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Changed:
 
     def __init__(self, change: Callable[[Any], Any]) -> None:
         self.change = change
-        self.last: list[float] = []
+        self.last: list[tuple[float, float]] = []
+        """Squares, of every solve: the last batch's sum, and its examples."""
         self.solve = tabled.solve_with_report
 
     def __call__(self, rows: Any, order: Any, *, batch_size: int, **options: Any) -> Solution:
@@ -52,8 +54,10 @@ class Changed:
         changed = np.ascontiguousarray(self.change(solution.order))
         centred = rows[changed].astype(np.float32)
         centred -= centred.mean(0)
-        usual = batch_size * float(np.mean(np.sum(centred**2, axis=1)))
-        self.last.append(float(np.sum(centred[-batch_size:].sum(0) ** 2)) / usual)
+        squares, batch = np.sum(centred**2, axis=1), centred[-batch_size:]
+        usual = float(squares.mean())
+        summed = float(np.sum(batch.sum(0) ** 2)) / (len(batch) * usual)
+        self.last.append((summed, float(squares[-batch_size:].mean()) / usual))
         return solution._replace(order=changed)
 
 
@@ -70,9 +74,10 @@ def measure(task: str, name: str, options: argparse.Namespace) -> dict[str, Any]
             losses.append(last.get("suboptimality", last["train_loss"]))
     finally:
         tabled.solve_with_report = solve.solve
+    last_batch, last_examples = np.sqrt(np.mean(solve.last, axis=0)).tolist()
     return {
         "task": task, "order": name, "mean": float(np.mean(losses)), "sd": float(np.std(losses, ddof=1)),
-        "all": losses, "last_batch": float(np.sqrt(np.mean(solve.last))),
+        "all": losses, "last_batch": last_batch, "last_examples": last_examples,
     }  # fmt: skip
 
 
