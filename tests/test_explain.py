@@ -45,9 +45,9 @@ def test_coverage_and_sketch_are_those_of_the_run(model, examples, options):
     sampler = heeler.Sampler(examples, batch_size=16, **dim)
     handle = heeler.attach(model, sampler, **options)
     assert found.coverage.covered == handle.coverage.covered
-    assert (found.dim, found.whole) == (sampler.dim, handle.sketcher.exact)
+    assert (found.dim, found.whole) == (sampler.session.dim, handle.sketcher.exact)
     assert found.tapped == [site.name or "the model" for site in handle.sketcher._sites]
-    assert found.needs.table_bytes == sampler.rule.table.rows.nbytes + sampler.rule.table.seen.nbytes
+    assert found.needs.table_bytes == sampler.session.rule.table.rows.nbytes + sampler.session.rule.table.seen.nbytes
     assert found.works
 
 
@@ -206,11 +206,11 @@ def test_orders_take_no_more_memory_than_said():
     examples = 20_000
     sampler = heeler.Sampler(examples, batch_size=16, dim=4)
     vectors = np.random.default_rng(0).normal(size=(examples, 4)).astype(np.float32)
-    sampler.rule.observe(np.arange(examples), vectors)
-    sampler.turnover.next_order()  # compile
-    sampler.rule.observe(np.arange(examples), vectors)
+    sampler.session.rule.observe(np.arange(examples), vectors)
+    sampler.session.planner.next_order()  # compile
+    sampler.session.rule.observe(np.arange(examples), vectors)
     tracemalloc.start()
-    sampler.turnover.next_order()
+    sampler.session.planner.next_order()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     beside = 8 * examples  # the order that is trained on

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from heeler.bench import coordination as bench
-from heeler.ordering.parcels import pack
+from heeler.ordering.distributed.wire import pack
 
 
 @pytest.mark.parametrize("shards", ["global", "local"])

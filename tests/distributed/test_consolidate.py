@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import heeler
-from heeler.ordering import coordination
+from heeler.ordering.distributed import shared
 from tests.distributed.ranks import problem, run_ranks, set_up
 
 EXAMPLES = 400  # 50 steps of 4 on each of two ranks; the 50th lies behind the 97% at which a solve starts early
@@ -18,7 +18,7 @@ EPOCHS = 3
 
 def train(rank: int, options: dict[str, Any], start: dict[str, Any] | None, stop: int | None) -> tuple[Any, Any]:
     """The indices trained on, step by step, and the state where it stopped."""
-    coordination.ROUND_BYTES = 512  # several rounds an epoch
+    shared.ROUND_BYTES = 512  # several rounds an epoch
     dataset, model = problem(EXAMPLES)
     shards = options.get("shards", "global") == "local"
     data = torch.utils.data.Subset(dataset, range(rank, EXAMPLES, 2)) if shards else dataset

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from heeler.ordering import coordination
+from heeler.ordering.distributed import shared
 from tests.distributed.ranks import problem, run_ranks, set_up
 
 EXAMPLES = 50
@@ -25,7 +25,7 @@ def part_of_an_epoch(rank: int, steps: int, state: dict[str, Any] | None) -> tup
     seen: list[int] = []
     at_first = None
     for step, (inputs, targets) in enumerate(loader):
-        at_first = sampler.positions.start if at_first is None else at_first
+        at_first = sampler.session.cursors.start if at_first is None else at_first
         now = slice(at_first + len(seen), at_first + len(seen) + len(inputs))
         seen += sampler.indices[now].tolist()
         ((model(inputs) - targets).square().sum() / 2).backward()
@@ -66,7 +66,7 @@ def test_saving_on_rank_0_alone_between_barriers_waits_for_nobody() -> None:
     """At the very step at which a round begins: the other rank begins it only with its next forward."""
 
     def saves_alone(rank: int) -> tuple[float, bool]:
-        coordination.ROUND_BYTES = 64  # a round every few steps
+        shared.ROUND_BYTES = 64  # a round every few steps
         dataset, model = problem(EXAMPLES)
         sampler, handle, loader = set_up(dataset, model, exchange_timeout=5.0)
         longest = 0.0
@@ -79,7 +79,7 @@ def test_saving_on_rank_0_alone_between_barriers_waits_for_nobody() -> None:
                     handle.state_dict()
                 longest = max(longest, time.monotonic() - started)
                 dist.barrier()
-        return longest, sampler.turnover.fault is None
+        return longest, sampler.session.planner.fault is None
 
     results = run_ranks(2, saves_alone)
     assert all(longest < 3.0 and fine for longest, fine in results)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heeler.ordering import parcels
-from heeler.ordering.screening import suspicious
+from heeler.ordering.distributed import wire
+from heeler.ordering.distributed.screening import suspicious
 from tests.distributed.ranks import problem, run_ranks, set_up, walk
 
 
@@ -67,11 +67,11 @@ def nonsense(rank: int, what: float, shards: str, order: str) -> tuple[list[list
     dataset, model = problem(24)
     sampler, handle, loader = set_up(dataset, model, shards=shards, order=order)
     if rank == 1:
-        original = sampler.turnover.observe
-        sampler.turnover.observe = lambda indices, vectors: original(indices, (vectors + 1e-3) * np.float32(what))
+        planner, original = sampler.session.planner, sampler.session.planner.observe
+        planner.observe = lambda indices, vectors: original(indices, (vectors + 1e-3) * np.float32(what))
     orders = walk(model, sampler, loader, 4)
-    handle.collect()
-    table = getattr(sampler.rule, "table", None)
+    handle.session.drain()
+    table = getattr(sampler.session.rule, "table", None)
     fine = [bool(np.isfinite(table.rows).all())] if table is not None and rank == 0 else []
     return orders, heard.said, fine
 
@@ -168,7 +168,7 @@ def test_a_header_that_cannot_be() -> None:
         dataset, model = problem(24)
         sampler, _, loader = set_up(dataset, model, exchange_timeout=2.0)
         if rank == 1:
-            parcels.torch = _Lies(parcels.torch)
+            wire.torch = _Lies(wire.torch)
         walk(model, sampler, loader, 2)
         return heard.said
 

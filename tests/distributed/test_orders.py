@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import heeler
 from heeler.herding import make_rule
-from heeler.ordering import coordination
+from heeler.ordering.distributed import shared
 from tests.distributed.ranks import gradients, problem, run_ranks, set_up, walk
 
 EPOCHS = 5
@@ -67,7 +67,7 @@ def shard(rank: int, sizes: tuple[int, ...]) -> Any:
 
 
 def local_walk(rank: int, sizes: tuple[int, ...], order: str, round_bytes: int = 1 << 26) -> list[list[int]]:
-    coordination.ROUND_BYTES = round_bytes
+    shared.ROUND_BYTES = round_bytes
     own, _, model, _ = shard(rank, sizes)
     sampler, _, loader = set_up(own, model, order=order, shards="local", seed=5)
     assert len(sampler) == sizes[rank]
@@ -148,8 +148,8 @@ def wrapped_walk(rank: int, wrapper: str) -> tuple[list[list[int]], float]:
             nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
         orders.append(seen)
-    handle.collect()
-    seen_share = float(sampler.rule.table.seen.mean()) if rank == 0 else 1.0
+    handle.session.drain()
+    seen_share = float(sampler.session.rule.table.seen.mean()) if rank == 0 else 1.0
     return orders, seen_share
 
 
@@ -173,7 +173,7 @@ def uneven(rank: int) -> list[int]:
         with wrapped.join():
             for inputs, targets in loader:
                 ((wrapped(inputs) - targets).square().sum() / 2).backward()
-        lengths.append(sampler.positions.drawn)
+        lengths.append(sampler.session.cursors.drawn)
     return lengths
 
 

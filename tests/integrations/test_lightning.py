@@ -171,7 +171,7 @@ def sketches(folder: Path, compiles: str) -> list[list[float]]:
     made.fit(module, loader(shuffle=True))
     assert callback.handle is not None
     assert callback.handle.metrics()["examples_with_sketch"] == 1.0
-    return callback.handle.state_dict()["sampler"]["rule"]["table"]["rows"].tolist()
+    return callback.handle.state_dict()["session"]["rule"]["table"]["rows"].tolist()
 
 
 def test_compiled_modules_have_the_same_sketches(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def backward(model: nn.Module, batch: list[torch.Tensor]) -> None:
 def filed(handle: heeler.Handle) -> tuple[np.ndarray, np.ndarray]:
     """(N, K) what the table holds, and (N,) for which examples."""
     handle.state_dict()  # files what the last backward left
-    table = handle.sampler.rule.table
+    table = handle.session.rule.table
     return table.rows.astype(np.float32) / table.scale, table.seen.copy()
 
 

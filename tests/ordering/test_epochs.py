@@ -195,4 +195,4 @@ def test_it_is_a_distributed_sampler_but_no_random_sampler() -> None:
 def test_small_models_keep_whole_gradients(examples: int, features: int, asked: int | None, dim: int) -> None:
     sampler = heeler.Sampler(examples, batch_size=10, dim=asked)
     handle = heeler.attach(nn.Linear(features, 1), sampler)
-    assert (sampler.dim, handle.sketcher.exact) == (dim, dim > 256 or dim == features + 1)
+    assert (sampler.session.dim, handle.sketcher.exact) == (dim, dim > 256 or dim == features + 1)

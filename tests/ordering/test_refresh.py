@@ -37,14 +37,14 @@ class Run:
 
     def epoch(self, steps: int = EXAMPLES) -> None:
         brought = 0
-        observe = self.sampler.turnover.observe
+        observe = self.sampler.session.planner.observe
 
         def count(indices, vectors):
             nonlocal brought
             brought += len(indices)
             observe(indices, vectors)
 
-        self.sampler.turnover.observe = count
+        self.sampler.session.planner.observe = count
         for step, (x, y) in enumerate(self.loader):
             nn.functional.mse_loss(self.called(x), y).backward()
             self.optimizer.step()
@@ -53,8 +53,8 @@ class Run:
                 self.orders.append(self.sampler.indices.tolist())
             if step + 1 == steps:
                 break
-        self.handle.collect(wait=True)
-        self.sampler.turnover.observe = observe
+        self.handle.session.drain(wait=True)
+        self.sampler.session.planner.observe = observe
         self.sketched.append(brought)
 
 
@@ -86,7 +86,7 @@ def test_an_order_without_gradients_is_counted_and_never_sketched():
     run = Run(order="random")
     for _ in range(2):
         run.epoch()
-        assert run.sampler.positions.trained == EXAMPLES
+        assert run.sampler.session.cursors.trained == EXAMPLES
     assert run.sketched == [0, 0]
     assert run.orders[0] != run.orders[1]
 
@@ -144,7 +144,7 @@ def test_batches_that_were_lost_track_of_start_the_sketches_again():
     x, y = run.dataset[: BATCH // 2]  # half of each batch: nobody can tell which half
     for _ in run.loader:
         nn.functional.mse_loss(run.model(x), y).backward()
-    run.handle.collect(wait=True)
+    run.handle.session.drain(wait=True)
     for _ in range(3):
         run.epoch()
     assert run.sketched[1:] == [EXAMPLES, EXAMPLES, 0]
@@ -157,22 +157,22 @@ def test_positions_in_an_untapped_epoch_follow_the_loop_not_the_loader():
     batches = iter(run.loader)
     first, second, third = next(batches), next(batches), next(batches)  # a trainer that looks ahead
     run.model(first[0])
-    assert run.sampler.positions.trained == BATCH
+    assert run.sampler.session.cursors.trained == BATCH
     with torch.no_grad():
         run.model(second[0])
     run.model.eval()
     run.model(second[0])
     run.model.train()
-    assert run.sampler.positions.trained == BATCH  # only what is trained on
+    assert run.sampler.session.cursors.trained == BATCH  # only what is trained on
     with run.handle.paused():
         run.model(second[0])
-    assert run.sampler.positions.trained == BATCH
+    assert run.sampler.session.cursors.trained == BATCH
     with run.handle.examples(run.sampler.indices[BATCH : 2 * BATCH]):
         run.model(second[0])
-    assert run.sampler.positions.trained == 2 * BATCH
+    assert run.sampler.session.cursors.trained == 2 * BATCH
     with run.handle.examples(np.arange(BATCH)):  # of another loader
         run.model(third[0])
-    assert run.sampler.positions.trained == 2 * BATCH
+    assert run.sampler.session.cursors.trained == 2 * BATCH
 
 
 def test_orders_of_untapped_epochs_are_herded_too():
@@ -182,7 +182,7 @@ def test_orders_of_untapped_epochs_are_herded_too():
         run.epoch()
         metrics = run.handle.metrics()
         bounds.append(metrics.get("herding_bound", 1.0) / metrics.get("herding_bound_random", 1.0))
-        solution = run.sampler.rule.last_solution
+        solution = run.sampler.session.rule.last_solution
         assert solution is None or solution.order.tolist() == run.orders[-1]  # the bounds are this very order's
     assert run.sketched[2] == 0
     assert all(bound <= 1 for bound in bounds)
@@ -198,7 +198,7 @@ def test_a_checkpointed_model_counts_once(reentrant):
     (x, y), _ = next(batches), next(batches)  # one more is handed out than trained on
     x.requires_grad_()
     nn.functional.mse_loss(checkpoint(run.model, x, use_reentrant=reentrant), y).backward()
-    assert run.sampler.positions.trained == BATCH
+    assert run.sampler.session.cursors.trained == BATCH
 
 
 def test_the_order_after_an_untapped_epoch_is_found_while_it_runs():
@@ -206,11 +206,11 @@ def test_the_order_after_an_untapped_epoch_is_found_while_it_runs():
     run.epoch()
     run.epoch()
     x, _ = next(iter(run.loader))
-    assert run.sampler.turnover._solving is None
+    assert run.sampler.session.planner._solving is None
     run.model(x)
-    assert run.sampler.turnover._solving is not None
+    assert run.sampler.session.planner._solving is not None
     saved = run.handle.state_dict()
-    assert saved["sampler"]["closed"]
+    assert saved["session"]["closed"]
 
 
 def test_herd_without_any_vector_shuffles_anew():

@@ -13,7 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import heeler
 from heeler.herding import rule_names
-from heeler.ordering import turnover
+from heeler.ordering import planner
 from heeler.sketch import projection
 from tests.ordering.loops import problem
 
@@ -164,13 +164,13 @@ def test_saving_changes_nothing() -> None:
 
 
 def test_solves_that_start_early_resume_exactly_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turnover, "EARLY_SIZE", 1)
-    monkeypatch.setattr(turnover, "EARLY_FROM", 0.6)
+    monkeypatch.setattr(planner, "EARLY_SIZE", 1)
+    monkeypatch.setattr(planner, "EARLY_FROM", 0.6)
     whole = undisturbed()
     for moment in (2 * STEPS_AN_EPOCH - 2, 2 * STEPS_AN_EPOCH - 1, 3 * STEPS_AN_EPOCH):
         first = Run()
         first.train(stop_after=moment)
-        assert first.sampler.turnover.closed
+        assert first.sampler.session.planner._closed
         second = Run()
         second.resume(first.saved)
         second.train()
@@ -181,11 +181,11 @@ def test_the_state_is_a_copy() -> None:
     run = Run()
     run.train(stop_after=12)
     state = run.handle.state_dict()
-    rows = state["sampler"]["rule"]["table"]["rows"].clone()
-    order = state["sampler"]["rule"]["order"].clone()
+    rows = state["session"]["rule"]["table"]["rows"].clone()
+    order = state["session"]["rule"]["order"].clone()
     run.train(stop_after=25)
-    assert torch.equal(state["sampler"]["rule"]["table"]["rows"], rows)
-    assert torch.equal(state["sampler"]["rule"]["order"], order)
+    assert torch.equal(state["session"]["rule"]["table"]["rows"], rows)
+    assert torch.equal(state["session"]["rule"]["order"], order)
 
 
 # One file
@@ -305,10 +305,10 @@ def test_a_dataset_may_grow() -> None:
     sampler = heeler.Sampler(dataset, batch_size=BATCH)
     handle = heeler.attach(model, sampler)
     handle.load_state_dict(heeler.grow(first.handle.state_dict(), EXAMPLES + 10))
-    trained = first.sampler.indices[: first.sampler.positions.trained].tolist()
+    trained = first.sampler.indices[: first.sampler.session.cursors.trained].tolist()
     rest = list(sampler)
     assert sorted(trained + rest) == list(range(EXAMPLES + 10))
-    assert handle.sampler.rule.table.seen.sum() == first.sampler.rule.table.seen.sum()
+    assert handle.session.rule.table.seen.sum() == first.sampler.session.rule.table.seen.sum()
     with pytest.raises(ValueError, match="67"):
         heeler.grow(first.handle.state_dict(), 66)
 

@@ -73,7 +73,7 @@ def test_word_language_model() -> None:
             output = model(tokens[:, :-1].t())
             losses.append(nn.functional.cross_entropy(output.reshape(-1, 40), tokens[:, 1:].t().reshape(-1)).item())
         schedule.step(losses[-1])
-    handle.collect()
+    handle.session.drain()
     check_epochs(sampler, handle, orders, 60)
     assert losses[-1] < losses[0]
 
@@ -134,7 +134,7 @@ def test_mnist_style(workers: int) -> None:
                     model(dataset.images)
                 model.train()
         schedule.step()
-    handle.collect()
+    handle.session.drain()
     check_epochs(sampler, handle, orders, 75)
     model.eval()
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_time_series() -> None:
             schedule.step()
             optimizer.zero_grad(set_to_none=False)
             losses.append(output["loss"].item())
-    handle.collect()
+    handle.session.drain()
     assert handle.ignored_passes == 0
     assert handle.metrics()["examples_with_sketch"] == 1.0
     assert losses[-1] < losses[0]
@@ -210,7 +210,7 @@ def test_gradient_scaler() -> None:
         scaler.update()
         optimizer.zero_grad()
     handle.state_dict()
-    table = sampler.rule.table
+    table = sampler.session.rule.table
     assert table.seen.sum() == 24
     inputs, targets = dataset.tensors
     residual = (2 * (model(inputs) - targets)).detach()

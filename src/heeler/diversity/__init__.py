@@ -1,15 +1,14 @@
 """Gradient diversity: how large may the batch be? From the sketches that Heeler holds anyway.
 
-    bound = batch_size_bound(table.rows, rows=table.seen, sketch=layouts_of(sketcher))
-    print(sentence(bound, batch_size=64))
+    print(handle.batch_size_advice())
+    bound = batch_size_bound(vectors)
 
-`estimators`: from a table of vectors; `epoch`: from a run's own table, once an epoch; `weights`: at the weights a model
+`estimators`: from a table of vectors; `weights`: at the weights a model
 has right now; `norms`: from the gradient norms of two batch sizes; `streaming`: while training goes, also across
 workers; `sketching`: what a sketch does to these numbers, and how to make it better; `mechanisms`: Langevin noise and
 quantized gradients, which raise diversity.
 """
 
-from heeler.diversity.epoch import EpochDiversity
 from heeler.diversity.estimators import (
     Diversity,
     batch_size_bound,
@@ -22,17 +21,15 @@ from heeler.diversity.estimators import (
 from heeler.diversity.measured import Estimate, Measured
 from heeler.diversity.mechanisms import add_langevin_noise, quantize, quantize_gradients
 from heeler.diversity.norms import bound_from_norms
-from heeler.diversity.sketching import SumSketch, calibrate, layouts_of, pick_for_calibration
+from heeler.diversity.sketching import calibrate, layouts_of, pick_for_calibration
 from heeler.diversity.streaming import StreamingDiversity
 from heeler.diversity.weights import measure
 
 __all__ = [
     "Diversity",
-    "EpochDiversity",
     "Estimate",
     "Measured",
     "StreamingDiversity",
-    "SumSketch",
     "add_langevin_noise",
     "batch_size_bound",
     "bound_from_norms",

@@ -116,6 +116,17 @@ class Diversity(NamedTuple):
     bound: Measured
     noise_scale: Measured
 
+    def as_numbers(self) -> dict[str, float]:
+        """For a logger: finite numbers only."""
+        numbers = {
+            "gradient_diversity": self.diversity.value,
+            "batch_size_bound": self.bound.value,
+            "batch_size_bound_low": self.bound.low,
+            "batch_size_bound_high": self.bound.high,
+            "noise_scale": self.noise_scale.value,
+        }
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
 
 def diversity_of(
     vectors: Any,

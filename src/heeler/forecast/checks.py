@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from heeler.forecast.costs import Needs, least_epochs, steps_an_epoch
+from heeler.forecast.costs import Needs, least_epochs, steps_per_epoch
 from heeler.forecast.timing import Timing
 from heeler.sketch import Coverage
 
@@ -50,7 +50,7 @@ def of_dataset(dataset: Any) -> Iterator[Finding]:
 
 def of_run(examples: int, batch_size: int, workers: int, epochs: int | None, shards: str) -> Iterator[Finding]:
     """Numbers that leave nothing to gain, or an odd end of the epoch."""
-    steps, together = steps_an_epoch(examples, batch_size, workers), batch_size * workers
+    steps, together = steps_per_epoch(examples, batch_size, workers), batch_size * workers
     if steps < 2:
         yield Finding(
             "stops",

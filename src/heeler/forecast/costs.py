@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from heeler.herding import make_rule
+from heeler.herding import rule_class
+from heeler.ordering.planner import EARLY_SIZE
 from heeler.ordering.refresh import sketched_epochs
-from heeler.ordering.turnover import EARLY_SIZE
 
 SOLVE_RATE = 1e8
-"""Numbers of a table that a solve of `herd` gets through in a second, all its passes together: `heeler bench solver
+"""Numbers of a table that a solve of `herd` gets through in a second, all its sweeps together: `heeler bench solver
 --examples 400000 --passes 16` took 1.08 s for 1.02e8 on 2 cores of a shared AMD EPYC, 2026-11-15. Tables of 19 to 2,048
 columns came to 0.5 to 2 times this."""
 ORDER_BYTES = 64
-"""Bytes an example that orders take while a solve runs: the one that is trained on and those that it compares."""
+"""Bytes per example that orders take while a solve runs: the one that is trained on and those that it compares."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class Needs:
     """Bytes and seconds besides the training step's own."""
 
     table_bytes: int
-    """On the process that hosts the rule: rank 0, or the only one."""
+    """On the process that runs the rule: rank 0, or the only one."""
     order_bytes: int
     """On that process, at most; the others hold 8 bytes for each of their own examples."""
     checkpoint_bytes: int
     """What `state_dict()` of that process holds."""
     worker_bytes: int
-    """Sent and received an epoch by each worker that does not host."""
-    host_bytes: int
-    """Sent and received an epoch by the host."""
+    """Sent and received per epoch by each worker that does not lead."""
+    leader_bytes: int
+    """Sent and received per epoch by the leader."""
     solve_seconds: float
     """An estimate; see `SOLVE_RATE`."""
     hidden: bool
@@ -42,25 +42,24 @@ def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = Tr
 
     dealt: one order is dealt out to all workers; False where each has a shard of its own.
     """
-    rule = make_rule(order, 2, 1)
-    tabled = hasattr(rule, "table")
-    table = examples * (2 * dim + 1) if tabled else 0
+    rule = rule_class(order)
+    table = examples * (2 * dim + 1) if rule.keeps_table else 0
     checkpoint = table + 8 * examples
-    if rule.needs_vectors and not tabled:
+    if rule.needs_vectors and not rule.keeps_table:
         checkpoint += 8 * examples
         if workers > 1 and dealt:
-            table = 4 * dim * examples  # the whole epoch, put back into its order before the rule may see it
-    worker = host = 0
+            table = 4 * dim * examples  # all of the epoch, put back into its order before the rule may see it
+    worker = leader = 0
     if workers > 1 and rule.needs_vectors:
-        an_example = (2 if tabled else 4) * dim + 8  # sketch, its number, and its place in the next order
-        worker = -(-examples // workers) * an_example
-        host = worker * (workers - 1)
-    solve = examples * dim / SOLVE_RATE if order == "herd" else 0.0
-    hidden = order == "herd" and (workers > 1 or examples * dim >= EARLY_SIZE)
-    return Needs(table, ORDER_BYTES * examples, checkpoint, worker, host, solve, hidden)
+        per_example = (2 if rule.keeps_table else 4) * dim + 8  # sketch, its number, and its place in the next order
+        worker = -(-examples // workers) * per_example
+        leader = worker * (workers - 1)
+    solve = examples * dim / SOLVE_RATE if rule.solves_in_background else 0.0
+    hidden = rule.solves_in_background and (workers > 1 or examples * dim >= EARLY_SIZE)
+    return Needs(table, ORDER_BYTES * examples, checkpoint, worker, leader, solve, hidden)
 
 
-def steps_an_epoch(examples: int, batch_size: int, workers: int) -> int:
+def steps_per_epoch(examples: int, batch_size: int, workers: int) -> int:
     """Steps of each worker, the incomplete last one included."""
     return -(-examples // (batch_size * workers))
 

@@ -15,12 +15,11 @@ from heeler.forecast import checks, costs, timing
 from heeler.forecast.checks import Finding
 from heeler.forecast.costs import Needs
 from heeler.forecast.timing import Timing
-from heeler.herding import make_rule
 from heeler.ordering.refresh import REFRESH
-from heeler.ordering.sampler import COORDINATED, DIM, largest_whole
+from heeler.ordering.setup import DIM, Setup
 from heeler.sketch import Coverage, Sketcher
-from heeler.sketch.compiled import HooksNotTraced
-from heeler.sketch.selection import Layers, prices
+from heeler.sketch.budget import Layers
+from heeler.sketch.compiled import HooksNotTraced, is_compiled
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ class Explanation:
     refresh: int
     """How many epochs old a sketch may get; 1 where sketches are taken in every epoch."""
     steps: int
-    """An epoch, of each worker."""
+    """Per epoch, of each worker."""
     dim: int
-    """Numbers in a sketch."""
-    whole: bool
-    """Whether a sketch is the whole gradient of what is covered."""
+    """Numbers per sketch."""
+    exact: bool
+    """Whether a sketch is the exact gradient of what is covered."""
     tapped: list[str]
     """Layers, by name."""
     coverage: Coverage | None
@@ -124,10 +123,10 @@ def explain(
         model: as it will be given to `heeler.attach`.
         dataset: as it will be given to `heeler.Sampler`, or the number of its examples.
         batch_size: examples of one worker in a step.
-        epochs: how long the run shall be.
+        epochs: how long the run will be.
         workers: by default `torch.distributed`'s, else one.
         order: a rule by name.
-        dim: numbers of a sketch; None for the sampler's own choice.
+        dim: numbers per sketch; None for the sampler's own choice.
         refresh: as for `heeler.Sampler`.
         layers: as for `heeler.attach`.
         shards: as for `heeler.Sampler`.
@@ -137,25 +136,20 @@ def explain(
         trainer: the framework's object, to be looked over: transformers' `TrainingArguments` or `Trainer`, an
             `Accelerator`, Lightning's `Trainer`.
     """
-    for name, value in (
-        ("batch_size", batch_size),
-        ("epochs", epochs),
-        ("workers", workers),
-        ("dim", dim),
-        ("refresh", refresh),
-    ):
+    for name, value in (("epochs", epochs), ("workers", workers)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    learns = make_rule(order, 2, 1).needs_vectors
     workers = workers or _world_size()
-    findings = [*checks.of_dataset(dataset), *checks.of_model(model)]
     own = _length(dataset)
+    setup = Setup(max(own, 1), batch_size, order, dim, refresh, 0, workers, 0, shards, drop_last=False)
+    rule = setup.rule
+    findings = [*checks.of_dataset(dataset), *checks.of_model(model)]
     examples = own * workers if shards == "local" else own
-    options: dict[str, Any] = {"dim": dim or DIM, "whole": dim or largest_whole(max(examples, 1)), "layers": layers}
-    sketcher = _look_at(model, options, findings) if learns else None
+    options: dict[str, Any] = {"dim": lambda covered: setup.sketch_length(covered, max(examples, 1)), "layers": layers}
+    sketcher = _look_at(model, options, findings) if rule.needs_vectors else None
     coverage = None if sketcher is None else sketcher.coverage
-    numbers: int = options["dim"] if sketcher is None else sketcher.dim
-    apart = shards == "local" and order not in COORDINATED  # every worker for itself
+    numbers = (dim or DIM) if sketcher is None else sketcher.dim
+    apart = shards == "local" and not rule.coordinates_shards  # every worker for itself
     needs = costs.needs(order, own if apart else examples, numbers, 1 if apart else workers, dealt=shards == "global")
     measured = None
     if loss is not None and sketcher is not None and not any(finding.level == "stops" for finding in findings):
@@ -175,13 +169,13 @@ def explain(
         workers=workers,
         epochs=epochs,
         order=order,
-        refresh=refresh if order == "herd" and not _is_compiled(model) else 1,
-        steps=costs.steps_an_epoch(examples, batch_size, workers),
+        refresh=refresh if rule.keeps_table and not is_compiled(model) else 1,
+        steps=costs.steps_per_epoch(examples, batch_size, workers),
         dim=numbers,
-        whole=sketcher is not None and sketcher.exact,
-        tapped=[] if sketcher is None else [site.name or "the model" for site in sketcher._sites],
+        exact=sketcher is not None and sketcher.exact,
+        tapped=[] if sketcher is None else sketcher.tapped,
         coverage=coverage,
-        estimated_ratio=None if sketcher is None else _estimate(model, sketcher),
+        estimated_ratio=None if sketcher is None else sketcher.estimated_ratio(),
         timing=measured,
         needs=needs,
         findings=findings,
@@ -217,15 +211,6 @@ def _look_at(model: nn.Module, options: dict[str, Any], findings: list[Finding])
         return None
     sketcher.detach()
     return sketcher
-
-
-def _estimate(model: nn.Module, sketcher: Sketcher) -> float | None:
-    device = next(iter(sketcher._survey.parameters.values())).device
-    return prices(sketcher._survey.sites, sketcher.dim, device, _is_compiled(model)).ratio(sketcher._sites)
-
-
-def _is_compiled(model: nn.Module) -> bool:
-    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
 
 
 def _name(model: nn.Module) -> str:

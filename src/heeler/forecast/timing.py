@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch import Sketcher, SketchTable
+from heeler.herding import SketchTable
+from heeler.sketch import Sketcher
+from heeler.sketch.compiled import is_compiled
 
 TURNS = 9
 TURN_SECONDS = 0.1
@@ -37,8 +39,7 @@ def measure(model: nn.Module, loss: Callable[[nn.Module], Tensor], options: dict
     anew, and what was compiled in this process is forgotten afterwards: else its own first call would be taken for a
     second one.
     """
-    is_wrapped = isinstance(model, torch._dynamo.OptimizedModule)
-    is_compiled = is_wrapped or getattr(model, "_compiled_call_impl", None) is not None
+    is_wrapped, compiled = isinstance(model, torch._dynamo.OptimizedModule), is_compiled(model)
     root: Any = model._orig_mod if is_wrapped else model
     root = root.module if isinstance(root, nn.parallel.DistributedDataParallel) else root
     devices = {p.device.index for p in root.parameters() if p.device.type == "cuda"}
@@ -46,14 +47,14 @@ def measure(model: nn.Module, loss: Callable[[nn.Module], Tensor], options: dict
         copies: list[Any] = [copy.deepcopy(root).train() for _ in range(2)]
         if is_wrapped:
             copies = [model.dynamo_ctx(net) for net in copies]  # type: ignore[operator]
-        elif is_compiled:
+        elif compiled:
             for net in copies:
                 net.compile()
         sketcher = Sketcher(copies[1], **options)
         try:
             return _take_turns(_stepper(copies[0], loss), _stepper(copies[1], loss, sketcher), devices)
         finally:
-            if is_compiled:
+            if compiled:
                 torch._dynamo.reset()
 
 

@@ -45,7 +45,7 @@ def _covered(found: Explanation) -> list[str]:
     if coverage is None:
         return ["nothing" if not found.works else "nothing: this order needs no gradients"]
     names = ", ".join(found.tapped[:6]) + (f" and {len(found.tapped) - 6} more" if len(found.tapped) > 6 else "")
-    what = f"whole gradients of {found.dim:,} numbers" if found.whole else f"sketches of {found.dim:,} numbers"
+    what = f"exact gradients of {found.dim:,} numbers" if found.exact else f"sketches of {found.dim:,} numbers"
     lines = [f"{coverage.share_of_parameters:.1%} of the parameters, in {what}: {names}"]
     spared = sum(reason.startswith("not chosen") for reason in coverage.left_out.values())
     if spared:
@@ -102,7 +102,7 @@ def _network(found: Explanation) -> list[str]:
     needs = found.needs
     if not needs.worker_bytes:
         return ["none"]
-    return [f"{_size(needs.worker_bytes)} an epoch for each worker, {_size(needs.host_bytes)} for rank 0"]
+    return [f"{_size(needs.worker_bytes)} an epoch for each worker, {_size(needs.leader_bytes)} for rank 0"]
 
 
 def _pays(found: Explanation) -> list[str]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from heeler.integrations.loader import Order, batches_of, go_on_from, put_into
-from heeler.ordering import Handle, attach
+from heeler.ordering import Handle, Sampler, attach
 
 
 class HeelerCallback(Callback):
@@ -33,16 +33,17 @@ class HeelerCallback(Callback):
 
     def __init__(self, *, sketch: Mapping[str, Any] | None = None, **sampler_options: Any) -> None:
         self.sketch, self.sampler_options = dict(sketch or {}), sampler_options
+        self.sampler: Sampler | None = None
         self.handle: Handle | None = None
         self._saved: dict[str, Any] | None = None
         self._compiled_step: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loader = _only_loader(trainer)
-        sampler = put_into(loader, **self.sampler_options)
+        self.sampler = put_into(loader, **self.sampler_options)
         step = _Step(pl_module)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.handle = attach(step, sampler, **{"scaler": scaler, **self.sketch})
+        self.handle = attach(step, self.sampler, **{"scaler": scaler, **self.sketch})
         self._compiled_step = vars(pl_module).get("training_step")
         pl_module.training_step = step.as_function()  # type: ignore[method-assign]
         if self._saved is not None:
@@ -57,13 +58,13 @@ class HeelerCallback(Callback):
         assert self.handle is not None
         loader = _only_loader(trainer)
         if not isinstance(batches_of(loader).sampler, Order):  # reload_dataloaders_every_n_epochs
-            if len(loader.dataset) != self.handle.sampler.examples:
+            assert self.sampler is not None
+            if len(loader.dataset) != len(self.sampler.dataset):
                 raise ValueError("the reloaded training data has another length: Heeler orders one set of examples")
-            batches_of(loader).sampler = Order(self.handle.sampler)
+            batches_of(loader).sampler = Order(self.sampler)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.handle is not None
-        self.handle.collect(wait=True)
         metrics = {f"heeler/{name}": value for name, value in self.handle.metrics().items()}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
@@ -85,7 +86,7 @@ class HeelerCallback(Callback):
         self._detach(pl_module)
 
     def _detach(self, pl_module: LightningModule) -> None:
-        if self.handle is not None and self.handle.sampler.collector is not None:
+        if self.handle is not None and self.handle.session.is_attached:
             self.handle.detach()
             del pl_module.training_step
             if self._compiled_step is not None:  # Lightning keeps a compiled module's step there

@@ -54,10 +54,10 @@ def batches_of(loader: Any) -> BatchSampler:
 def go_on_from(handle: Handle, state: dict[str, Any], *, drop_last: bool) -> None:
     """Load a state into `handle`. What was saved in an epoch's last step starts the next epoch."""
     handle.load_state_dict(state)
-    sampler = handle.sampler
-    left = len(sampler.indices) - sampler.positions.trained
-    if left < (sampler.batch_size if drop_last else 1):
-        sampler.set_epoch(sampler.epoch + 1)
+    session = handle.session
+    left = len(session.indices) - session.cursors.trained
+    if left < (session.setup.batch_size if drop_last else 1):
+        session.ask_for(session.epoch + 1)
 
 
 def _refuse_what_is_not_shuffled(batches: BatchSampler, dataset: Any) -> None:

@@ -84,7 +84,6 @@ class HeelerCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         assert self.handle is not None
-        self.handle.collect(wait=True)
         due = control.should_log
         self.trainer.log({f"heeler/{name}": value for name, value in self.handle.metrics().items()})
         control.should_log = due  # the trainer's own numbers are due still

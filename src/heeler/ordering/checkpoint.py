@@ -1,4 +1,4 @@
-"""One file for a handle's state: written whole or not at all, checked when read, and never unpickled.
+"""One file for a handle's state: written in full or not at all, checked when read, and never unpickled.
 
 The file is a zip archive, uncompressed: `state.json` holds the tree with a number in place of every array, and
 `0.npy`, `1.npy`, ... hold the arrays. Zip keeps a CRC-32 of every member, which is checked as it is read.
@@ -17,15 +17,15 @@ from typing import IO, Any
 import numpy as np
 
 from heeler.ordering.handle import Handle
-from heeler.ordering.tree import to_numpy, to_torch
+from heeler.ordering.state import to_numpy, to_torch
 
 FORMAT = "heeler-state"
-VERSION = 1
+VERSION = 2
 _ARRAY = "__array__"
 
 
 class CheckpointError(ValueError):
-    """The file is not a whole, readable state of a handle."""
+    """The file is not a complete, readable state of a handle."""
 
 
 def save(handle: Handle, path: str | os.PathLike[str]) -> None:

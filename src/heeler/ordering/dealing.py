@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from heeler.herding.validate import IntArray
 
 
 def deal(order: IntArray, workers: int, rank: int, batch_size: int, *, drop_last: bool = False) -> IntArray:
     """The indices of worker `rank`: its `batch_size` of every global batch of `workers * batch_size` examples.
 
-    Step t of all workers together trains on `order[t * n * B : (t + 1) * n * B]`, so n workers walk the order that one
-    worker would walk with n times the batch. Every worker gets equally many: what is left after the last full global
-    batch is dealt evenly, filled up from the order's beginning as `DistributedSampler` does, or cut with `drop_last`.
+    Step t of all workers together trains on `order[t * n * B : (t + 1) * n * B]`, so n workers follow the order that
+    one worker would follow with n times the batch. Every worker gets equally many: what is left after the last full
+    global batch is dealt evenly, filled up from the order's beginning as `DistributedSampler` does, or cut with
+    `drop_last`.
 
     Args:
         order: (N,) a permutation.
@@ -64,6 +64,15 @@ class Layout:
         return 0 if self.shard_sizes is None else sum(self.shard_sizes[: self.rank if rank is None else rank])
 
     def remaining(self, order: IntArray, trained: int) -> IntArray:
-        """What of a dealt order is left when every worker has trained on `trained` examples, in the same order."""
+        """What is left of a dealt order when every worker has trained on `trained` examples, in the same order."""
         done = [self.part(order, rank)[:trained] for rank in range(self.workers)]
         return order[~np.isin(order, np.concatenate(done))]
+
+    def at_random(self, examples: int, seed: int, turn: int) -> IntArray:
+        """(N,) a random order that needs no word from anybody and is the same on all workers."""
+        order = np.empty(examples, np.int64)
+        start = 0
+        for number, size in enumerate(self.shard_sizes or (examples,)):
+            order[start : start + size] = start + np.random.default_rng([seed, turn, number]).permutation(size)
+            start += size
+        return order

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from heeler.ordering.tree import to_numpy, to_torch
+from heeler.ordering.state import to_numpy, to_torch
 
 
 def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
@@ -16,23 +16,23 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
     for the orders without gradients; the online rules keep sums over an epoch of fixed length.
     """
     tree = to_numpy(state)
-    sampler = tree["sampler"]
-    old = sampler["examples"]
+    session = tree["session"]
+    old = session["examples"]
     if examples < old:
         raise ValueError(f"the state is of {old} examples, and cannot shrink to {examples}")
-    rule = sampler["rule"]
+    rule = session["rule"]
     plain = {"rule", "order", "epoch", "screened", "seen", "seed", "rng", "table"}
-    if not rule.keys() <= plain or sampler["workers"] > 1:
+    if not rule.keys() <= plain or session["workers"] > 1:
         raise ValueError(
-            f"a state of the rule {rule['rule']!r} on {sampler['workers']} worker(s) cannot grow: start the larger "
+            f"a state of the rule {rule['rule']!r} on {session['workers']} worker(s) cannot grow: start the larger "
             "dataset with a new sampler (order='herd' on one worker can grow)"
         )
     rng = np.random.default_rng([old, examples])
     new = rng.permutation(np.arange(old, examples, dtype=np.int64))
-    trained = len(sampler["walk"]) if sampler["over"] else sampler["trained"]
-    walk = _inserted(sampler["walk"], new, trained, rng)
-    order = _inserted(rule["order"], new, 0, rng) if sampler["closed"] else walk
-    grown_rule = {**rule, "order": order}
+    trained = len(session["order"]) if session["over"] else session["trained"]
+    order = _inserted(session["order"], new, trained, rng)
+    following = _inserted(rule["order"], new, 0, rng) if session["closed"] else order
+    grown_rule = {**rule, "order": following}
     if len(rule["seen"]):
         grown_rule["seen"] = _longer(rule["seen"], examples)
     if "table" in rule:
@@ -42,8 +42,8 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
             "rows": _longer(table["rows"], examples),
             "seen": _longer(table["seen"], examples),
         }
-    grown = {"examples": examples, "walk": walk, "rule": grown_rule, "sketches_began": sampler["epoch"]}
-    return dict(to_torch({**tree, "sampler": {**sampler, **grown}}))
+    grown = {"examples": examples, "order": order, "rule": grown_rule, "sketches_began": session["epoch"]}
+    return dict(to_torch({**tree, "session": {**session, **grown}}))
 
 
 def _inserted(order: np.ndarray, new: np.ndarray, start: int, rng: np.random.Generator) -> np.ndarray:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from heeler.diversity.epoch import EpochDiversity, advice, as_numbers
-from heeler.diversity.estimators import Diversity
+from heeler.diversity import Diversity, diversity_of, layouts_of, sentence
+from heeler.herding import SketchTable
 from heeler.ordering.sampler import Sampler
-from heeler.ordering.tree import to_numpy, to_torch
-from heeler.sketch import Courier, Sketcher, projection
-from heeler.sketch.coverage import Coverage
+from heeler.ordering.session import Session
+from heeler.ordering.state import to_numpy, to_torch
+from heeler.sketch import Coverage, Sketcher, projection
+from heeler.sketch.budget import Layers
 
-logger = logging.getLogger("heeler")
+ENOUGH = 0.5
+"""The share of examples with a sketch from which on they stand for all: the first few would make any bound small."""
+ONLY_COUNT = "0.001%"
+"""Layers for a rule without gradients: only passes are counted, for positions, and one cheap layer tells that."""
 
 
-def attach(model: nn.Module, sampler: Sampler, **sketcher_options: Any) -> Handle:
+def attach(
+    model: nn.Module,
+    sampler: Sampler,
+    *,
+    layers: Layers = None,
+    exact: bool = False,
+    batch_dim: int | Callable[[tuple[Any, ...], dict[str, Any]], int] = 0,
+    scaler: Any = None,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Handle:
     """From now on backward passes of `model` tell `sampler` about the examples' gradients.
 
     Call it before the first step, and before the first call of a compiled model. Nothing about the model changes but
@@ -30,150 +42,90 @@ def attach(model: nn.Module, sampler: Sampler, **sketcher_options: Any) -> Handl
     Args:
         model: the model that is trained; the one that the loop calls (the DDP or compiled wrapper, where there is one).
         sampler: the sampler that its training loader draws from.
-        sketcher_options: as `heeler.sketch.Sketcher` takes them: `layers`, `exact`, `batch_dim`, `scaler` for a
-            gradient scaler, `reduction="sum"` for a loss that is not a mean.
+        layers: which layers to sketch: None for the default choice, "all", a budget such as "2%" of the step's time,
+            or a predicate `(name, module) -> bool`.
+        exact: keep exact gradients, however long; not together with `Sampler(dim=...)`.
+        batch_dim: the batch's dimension in the model's first tensor argument and in its activations; or, where no
+            argument tells, a function `(args, kwargs) -> batch size`.
+        scaler: the GradScaler in use, whose factor the sketches shall not carry.
+        reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
     """
-    if sampler.collector is not None:
-        raise ValueError("this sampler is attached to a model already: call detach() on that handle first")
-    if sampler.is_one_of_strangers:
-        raise ValueError(
-            f"the sampler is one of {sampler.num_replicas} by num_replicas, but there is no process group of that size "
-            "in which they could agree on an order that comes from gradients: initialize torch.distributed first, or "
-            "use order='random', or shards='local'"
-        )
-    return Handle(model, sampler, **sketcher_options)
+    session = sampler.session
+    session.check_attachable()
+    if exact and session.setup.dim is not None:
+        raise ValueError(f"exact=True keeps all numbers, Sampler(dim={session.setup.dim}) so many: say one of the two")
+    if not session.rule.needs_vectors and layers is None:
+        layers = ONLY_COUNT
+    sketcher = Sketcher(
+        model,
+        session,
+        dim=session.sketch_length,
+        seed=session.setup.seed,
+        layers=layers,
+        exact=exact,
+        batch_dim=batch_dim,
+        scaler=scaler,
+        reduction=reduction,
+    )
+    try:
+        session.connect(sketcher)
+    except BaseException:
+        sketcher.detach()
+        raise
+    return Handle(session, sketcher)
 
 
 class Handle:
-    """What joins a model and a sampler; made by `attach`."""
+    """What joins a model to a sampler; made by `attach`."""
 
-    def __init__(self, model: nn.Module, sampler: Sampler, **sketcher_options: Any) -> None:
-        self.sampler = sampler
-        if not sampler.rule.needs_vectors:
-            # Only the count of passes is wanted, for positions: one cheap layer tells it.
-            sketcher_options.setdefault("layers", "0.001%")
-        self.sketcher = Sketcher(
-            model, dim=sampler.dim, whole=sampler.whole_up_to, seed=sampler.seed, **sketcher_options
-        )
-        sampler.set_dim(self.sketcher.dim)
-        self._diversity = EpochDiversity(self.sketcher)
-        sampler.collector = self
-        self.ignored_passes = 0
-        """Backward passes whose number of examples did not fit what the loader had handed out."""
-        self._courier = Courier()
-        self._handed_out = 0
-        self.sketcher.on_forward = self.collect
-        self.sketcher.on_backward = self._stamp
-        self.sketcher.on_count = self._count
-        self._counting = True
-        self.begin_epoch()
+    def __init__(self, session: Session, sketcher: Sketcher) -> None:
+        self.session, self.sketcher = session, sketcher
 
     @property
     def coverage(self) -> Coverage:
         """Which parameters the sketches cover, and by which rule; `print` it."""
         return self.sketcher.coverage
 
+    @property
+    def table(self) -> SketchTable | None:
+        """The newest sketch of every example; None where the rule keeps none. Of many workers, rank 0's has all."""
+        self.session.drain(wait=True)
+        return self.session.rule.table
+
+    @property
+    def ignored_passes(self) -> int:
+        """Backward passes whose number of examples did not fit what the loader had handed out."""
+        return self.session.ignored_passes
+
     def detach(self) -> None:
         """Take the hooks off the model; the sampler keeps what it has seen."""
-        self.collect(wait=True)
+        self.session.disconnect()
         self.sketcher.detach()
-        self.sampler.collector = None
 
     # Saying which examples a pass is about, where counting is not enough
 
-    @contextmanager
-    def examples(self, indices: ArrayLike | Tensor) -> Iterator[None]:
+    def examples(self, indices: ArrayLike | Tensor) -> AbstractContextManager[None]:
         """Passes whose forward and backward run inside are about `indices`, (B,) in batch order.
 
         with handle.examples(batch_indices):
             loss_fn(model(x), y).backward()
         """
-        explicit = np.asarray(indices, dtype=np.int64)
-        if explicit.ndim != 1 or explicit.size == 0 or explicit.min() < 0 or explicit.max() >= self.sampler.examples:
-            raise ValueError(f"indices must be a list of numbers in 0..{self.sampler.examples - 1}, one an example")
-        self.collect()
-        self._counting = False
-        try:
-            yield
-        finally:
-            self._counting = True
-        if not self.sketcher.sketching and self.sampler.positions.expects(explicit, self.sampler.indices):
-            self.sampler.positions.skip(explicit.size)
-        for sketches in self.sketcher.pop_passes():
-            if len(sketches) != explicit.size:
-                self._ignore(len(sketches), f"{explicit.size} examples were named")
-                continue
-            if self.sampler.positions.expects(explicit, self.sampler.indices):
-                self.sampler.positions.skip(explicit.size)
-            self._courier.send(explicit, sketches)
-        self._deliver()
+        named, count = np.asarray(indices, dtype=np.int64), self.session.setup.examples
+        if named.ndim != 1 or named.size == 0 or named.min() < 0 or named.max() >= count:
+            raise ValueError(f"indices must be a list of numbers in 0..{count - 1}, one per example")
+        return self.session.naming(named)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Passes inside are about no example: a second pass over a batch, another data set, a penalty's gradient.
 
         with handle.paused():
             penalty(model, noise).backward()
         """
-        self.collect()
-        self.sketcher.enabled = False
-        try:
-            yield
-        finally:
-            self.sketcher.enabled = True
+        return self.session.paused()
 
     def skip(self, examples: int | None = None) -> None:
         """Say that the batch just drawn (or its first `examples`) is not trained on."""
-        self.collect()
-        self.sampler.positions.skip(examples)
-
-    # Feeding the sampler
-
-    def collect(self, *, wait: bool = False) -> None:
-        """File what the last backward left; runs by itself before every forward and, waiting, at an epoch's end."""
-        for sketches in self.sketcher.pop_passes():
-            rows = len(sketches)
-            indices = self.sampler.claim(rows, self._handed_out)
-            if indices is None:
-                self._ignore(rows, "the loader has handed out no such batch that is not yet trained on")
-            else:
-                self._courier.send(indices, sketches)
-        self._deliver(wait=wait)
-        self._start_early(sketched=True)
-
-    def begin_epoch(self) -> None:
-        """Take sketches or leave it, as the sampler says for the epoch that begins."""
-        self.sketcher.sketching = self.sampler.takes_sketches
-
-    def _count(self, rows: int) -> None:
-        """A forward that nobody sketches: the sampler still has to know how far the loop has come."""
-        if self._counting:
-            self.sampler.positions.count(rows)
-            self._start_early(sketched=False)
-
-    def _start_early(self, *, sketched: bool) -> None:
-        if self.sampler.wants_early_start(sketched=sketched):
-            self._deliver(wait=True)
-            self.sampler.turnover.start_early()
-
-    def _stamp(self) -> None:
-        # Passes are filed at the next forward, in the order of their forwards; the loader will have moved on by then.
-        self._handed_out = self.sampler.positions.handed_out
-
-    def _deliver(self, *, wait: bool = False) -> None:
-        for indices, vectors in self._courier.receive(wait=wait):
-            self.sampler.turnover.observe(indices, vectors)
-
-    def _ignore(self, rows: int, why: str) -> None:
-        self.ignored_passes += 1
-        if self.ignored_passes == 1:
-            logger.warning(
-                "a backward pass over %d examples was ignored: %s. If your loop runs several passes over a batch, or "
-                "passes that are not about the loader's examples, wrap the others in `with handle.paused():`, or name "
-                "the examples with `with handle.examples(indices):`. This is said once; handle.ignored_passes counts.",
-                rows,
-                why,
-            )
+        self.session.skip(examples)
 
     # State and numbers
 
@@ -187,8 +139,7 @@ class Handle:
         Without it rank 0's state is valid all the same, but lacks sketches that others have not sent yet, and a run
         that resumes from it goes on in other orders. With one worker there is nothing to do.
         """
-        self.collect(wait=True)
-        self.sampler.turnover.consolidate()
+        self.session.consolidate()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as a copy: position, order, rule and table. Loaded anywhere in an epoch it goes on exactly.
@@ -196,14 +147,13 @@ class Handle:
         Tensors, numbers, strings and dicts of these: fit for `torch.save` in your own checkpoint (and for `torch.load`
         with `weights_only=True`), or written by `heeler.save`.
         """
-        self.collect(wait=True)
-        state = {"sampler": self.sampler.whole_state(), "sketch": self._fingerprint()}
-        return to_torch(state)
+        state = {"session": self.session.state_dict(), "sketch": self._fingerprint()}
+        return dict(to_torch(state))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken; raises, and changes nothing, if the state does not fit."""
         state = to_numpy(state)
-        missing = {"sampler", "sketch"} - state.keys()
+        missing = {"session", "sketch"} - state.keys()
         if missing:
             raise ValueError(f"this is no state of a Heeler handle: it lacks {', '.join(sorted(missing))}")
         saved, own = state["sketch"], self._fingerprint()
@@ -213,59 +163,40 @@ class Handle:
                     f"the state was saved with {key}={saved.get(key)!r}, this handle has {value!r}: sketches of "
                     "different projections cannot be compared. Attach with the options the state was saved with."
                 )
-        self.sketcher.pop_passes()  # whatever was under way belongs to another run
-        self._deliver(wait=True)
-        self.sampler.load_whole_state(state["sampler"])
-        self._diversity.forget()
+        self.session.load_state_dict(state["session"])
 
     def metrics(self) -> dict[str, float]:
-        """Plain numbers for any logger; the herding bounds are there from the second epoch on.
+        """Plain numbers for any logger; the herding bounds are there from the second epoch on."""
+        return {**self.session.metrics(), "covered_parameters": float(self.coverage.share_of_parameters)}
 
-        `gradient_diversity`, `batch_size_bound` (with the ends of its 95% interval) and `noise_scale` are over a moving
-        epoch: of every example's newest sketch, which may be `Sampler(refresh=...)` epochs old. They are taken once an
-        epoch, at its end if they are asked for then.
-        Rules that keep no table of sketches have none, nor have workers other than rank 0, where all sketches meet.
+    def diversity(self) -> Diversity | None:
+        """Gradient diversity, batch-size bound and noise scale, over a moving epoch: of every example's newest sketch.
+
+        Every example's gradient is that of the weights it was last trained on, up to `Sampler(refresh=...)` epochs
+        ago, so the bound is an upper end: `heeler.diversity.measure` tells it at the present weights. Reads the whole
+        table, so ask once per epoch rather than once per step. None where the rule keeps no table, where few examples
+        have a sketch yet, and on workers other than rank 0, where all sketches meet.
         """
-        rule = self.sampler.rule
-        numbers = {
-            "epoch": float(self.sampler.epoch),
-            "covered_parameters": float(self.coverage.share_of_parameters),
-            "ignored_passes": float(self.ignored_passes),
-        }
-        table = getattr(rule, "table", None)
-        if table is not None:
-            numbers["examples_with_sketch"] = float(np.mean(table.seen))
-        solution = getattr(rule, "last_solution", None)
-        if solution is not None:
-            numbers["herding_bound"] = float(solution.bound_after)
-            numbers["herding_bound_random"] = float(solution.bound_random)
-            numbers["solve_seconds"] = float(solution.seconds)
-            numbers["solve_passes"] = float(solution.passes)
-        found = self._read_diversity()
-        if found is not None:
-            numbers |= as_numbers(found)
-        return {**numbers, **self.sampler.turnover.numbers()}
+        table = self.table
+        if table is None or not self.session.planner.sees_all:
+            return None
+        with self.session.planner.reading():
+            if table.seen.mean() < ENOUGH:
+                return None
+            return diversity_of(table.rows, rows=table.seen, sketch=layouts_of(self.sketcher), weights="moving")
 
     def batch_size_advice(self) -> str:
         """ "at this point batches up to about 210 train as well as single examples; you use 64", or why that is not
-        known. See `heeler.diversity.sentence`; the batch is that of all workers together. It comes from what `metrics`
-        has, over a moving epoch, which is an upper end: `heeler.diversity.measure` tells it at the present weights."""
-        sampler = self.sampler
-        if getattr(sampler.rule, "table", None) is None:
+        known. From `diversity`; the batch is that of all workers together."""
+        setup = self.session.setup
+        if not self.session.rule.keeps_table:
             return "the batch size that would still train well is not known: this order keeps no sketches of examples"
-        if not getattr(sampler.turnover, "is_host", True):
+        if not self.session.planner.sees_all:
             return "the batch size that would still train well is not known here: ask rank 0, where all sketches meet"
-        return advice(self._read_diversity(), sampler.batch_size * sampler.num_replicas)
-
-    def _read_diversity(self) -> Diversity | None:
-        sampler, positions = self.sampler, self.sampler.positions
-        table = getattr(sampler.rule, "table", None)
-        # The last batch's sketches are filed at the next forward, so an epoch is as good as over without them.
-        epochs = sampler.epoch + (positions.trained + sampler.batch_size >= len(sampler.indices))
-        if table is None or epochs == 0 or self._diversity.is_known(epochs):
-            return self._diversity.found
-        self._deliver(wait=True)
-        return self._diversity.read(table, epochs, getattr(sampler.turnover, "using_rule", None))
+        found = self.diversity()
+        if found is None:
+            return "the batch size that would still train well is not known: too few examples have been seen yet"
+        return sentence(found.bound, setup.batch_size * setup.workers)
 
     def _fingerprint(self) -> dict[str, Any]:
         return {

@@ -16,6 +16,6 @@ def close():
             with handle.examples(batch):
                 model(dataset.tensors[0][batch]).square().mean().backward()
     list(handle.sampler)
-    norms = handle.sampler.rule.norms[handle.sampler.indices]
+    norms = handle.session.rule.norms[handle.session.indices]
     assert (norms[:-1] >= norms[1:]).all()
     assert norms.any()

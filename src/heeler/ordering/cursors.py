@@ -5,20 +5,21 @@ epoch has three cursors, `trained <= handed_out <= drawn`, all counted in exampl
 backward pass was about is the oldest one that was handed out and not yet trained on.
 """
 
+from __future__ import annotations
+
 import operator
-import sys
-import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from torch.utils.data import dataloader
+
+from heeler.herding.validate import IntArray
+from heeler.ordering.loader_probe import LoaderProbe, find_loader
 
 CHUNK = 1 << 14  # indices turned into Python integers at a time: no list as long as the dataset is ever built
 
 
-class Positions:
-    """The cursors of one walk over an epoch of `length` examples that begins at `start` (0, unless resumed)."""
+class Cursors:
+    """How far one epoch of `length` examples has come that begins at `start` (0, unless resumed)."""
 
     def __init__(self, length: int, batch_size: int, start: int = 0) -> None:
         self.length = length
@@ -28,15 +29,17 @@ class Positions:
         self._batch_size = batch_size
         self._chunk_end = start
         self._chunk: Iterator[int] = iter(())
-        self._loader: weakref.ref[Any] | None = None
-        self._handed_out_before = 0  # batches, by the loader's count
-        self._handed_out = start
+        self._loader: LoaderProbe | None = None
         self._exhausted = False
         self._last = length - batch_size + 1  # where the loader is not known, it may drop an incomplete last batch
 
-    def walk(self, indices: np.ndarray) -> Iterator[Iterator[int]]:
-        """Yield `indices[start:]`, (length,) int64, as Python integers, in iterators over a stretch each."""
-        self._watch_loader()
+    def draw(self, indices: IntArray) -> Iterator[Iterator[int]]:
+        """Yield `indices[start:]`, (length,), as Python integers, in iterators over a stretch each."""
+        self._loader = find_loader()
+        if self._loader is not None:
+            self._batch_size = self._loader.batch_size
+            dropped = (self.length - self.start) % self._batch_size if self._loader.drops_last else 0
+            self._last = self.length - dropped
         for begin in range(self.start, self.length, CHUNK):
             chunk = indices[begin : begin + CHUNK].tolist()
             self._chunk, self._chunk_end = iter(chunk), begin + len(chunk)
@@ -53,11 +56,7 @@ class Positions:
         """How many examples the loop has been given: the loader's own count, or what was drawn where it has none."""
         if self._loader is None:
             return self.drawn
-        loader = self._loader()
-        if loader is not None:  # a loader that is gone hands nothing more out: what was last seen of it stands
-            batches = loader._num_yielded - self._handed_out_before
-            self._handed_out = min(self.start + batches * self._batch_size, self.drawn)
-        return self._handed_out
+        return min(self.start + self._loader.handed_out * self._batch_size, self.drawn)
 
     def claim(self, rows: int, handed_out: int) -> slice | None:
         """The positions that a pass over `rows` examples was about; None if the count does not fit.
@@ -91,7 +90,7 @@ class Positions:
         if self.trained == self.handed_out:
             self.doubtful.clear()
 
-    def expects(self, examples: np.ndarray, indices: np.ndarray) -> bool:
+    def expects(self, examples: IntArray, indices: IntArray) -> bool:
         """Whether `examples` are the oldest that were handed out and not trained on."""
         after = self.trained + len(examples)
         return after <= self.handed_out and np.array_equal(indices[self.trained : after], examples)
@@ -101,17 +100,10 @@ class Positions:
         """Whether the loop has left the epoch behind: nothing left to draw, to hand out or to train on.
 
         Inside the last batch's step the loader is still there; once its loop has ended it is gone or has shut down.
-        (One with persistent workers shows no difference, and counts as over.)
         """
         if not self._exhausted or self.trained < self._last:
             return False
-        loader = self._loader() if self._loader is not None else None
-        return (
-            loader is None
-            or getattr(loader, "_finished", False)  # torchdata's StatefulDataLoader
-            or getattr(loader, "_shutdown", False)
-            or getattr(loader, "_persistent_workers", False)
-        )
+        return self._loader is None or self._loader.finished
 
     def misfiled(self) -> list[slice]:
         """At the epoch's end: the doubtful claims, if something was handed out that no pass was about.
@@ -120,38 +112,3 @@ class Positions:
         """
         dropped = self._batch_size - 1 if self._loader is None else 0
         return self.doubtful if self._exhausted and self.handed_out - self.trained > dropped else []
-
-    def _watch_loader(self) -> None:
-        iterator = _enclosing_loader_iterator()
-        if iterator is None:
-            return
-        if not getattr(iterator, "_in_order", True):
-            raise ValueError(
-                "DataLoader(in_order=False) hands batches out in an order that cannot be known, so Heeler could not "
-                "tell which examples a gradient belongs to: use in_order=True (the default)"
-            )
-        size = getattr(iterator._index_sampler, "batch_size", None) if iterator._auto_collation else 1
-        if isinstance(size, int):
-            self._loader = weakref.ref(iterator)
-            self._batch_size = size
-            self._handed_out_before = iterator._num_yielded
-            dropped = (self.length - self.start) % size if getattr(iterator._index_sampler, "drop_last", False) else 0
-            self._last = self.length - dropped
-
-
-def _enclosing_loader_iterator() -> Any | None:
-    """The DataLoader iterator that draws from us right now, found on the call stack, or None.
-
-    A sampler is never told who draws from it, but only the loader knows how many batches it has handed out, and
-    whether it keeps them in order.
-    """
-    frame = sys._getframe(1)
-    for _ in range(16):  # sampler, batch sampler, wrappers of batch samplers, loader
-        caller = frame.f_back
-        if caller is None:
-            return None
-        frame = caller
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, dataloader._BaseDataLoaderIter):
-            return owner
-    return None

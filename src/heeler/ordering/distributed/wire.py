@@ -8,22 +8,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heeler.ordering.dealing import IntArray
-from heeler.ordering.group import Group, RankFault
+from heeler.herding.validate import IntArray
+from heeler.ordering.distributed.transport import RankFault, Transport
 
 Rows = tuple[IntArray, NDArray[np.float32]]
 """(b,) numbers of examples and (b, K) their sketches."""
 _HEADER = 4
 
 
-class Parcels:
+class Wire:
     """Sends sketches of `dim` numbers of some of `examples` examples to rank 0 of the group, and receives them there.
 
-    halves: send half precision. A table stores no more; an online rule sums what it gets, and gets it whole.
+    halves: send half precision. A table stores no more; an online rule sums what it gets, and gets it in full.
     """
 
-    def __init__(self, group: Group, examples: int, dim: int, *, halves: bool) -> None:
-        self._group, self._examples, self._dim = group, examples, dim
+    def __init__(self, transport: Transport, examples: int, dim: int, *, halves: bool) -> None:
+        self._transport, self._examples, self._dim = transport, examples, dim
         self.number = torch.int32 if examples < 2**31 else torch.int64
         """The type in which numbers of examples travel."""
         self.payload = torch.float16 if halves else torch.float32
@@ -34,25 +34,30 @@ class Parcels:
         values, exponent = pack(vectors, self.payload)
         header = torch.tensor([indices.size, forgotten.size, exponent, 0], dtype=torch.int64)
         numbers = torch.from_numpy(np.concatenate([indices, forgotten])).to(self.number)
-        self._group.send([header], 0)
-        self._group.send([numbers, values], 0)
+        self._transport.send([header], 0)
+        self._transport.send([numbers, values], 0)
 
     def receive(self, rank: int) -> tuple[Rows, IntArray]:
         """What `rank` sent."""
         header = torch.empty(_HEADER, dtype=torch.int64)
-        self._group.receive([header], rank)
+        self._transport.receive([header], rank)
         count, forgotten, exponent, _ = header.tolist()
-        limit = 4 * self._examples + 1024  # padded epochs and late rows: more than once an example, not much more
+        limit = 4 * self._examples + 1024  # padded epochs and late rows: more than once per example, not much more
         if not 0 <= count <= limit or not 0 <= forgotten <= limit:
             raise RankFault(rank, f"it announced {count} sketches, which cannot be")
         numbers = torch.empty(count + forgotten, dtype=self.number)
         values = torch.empty(count, self._dim, dtype=self.payload)
-        self._group.receive([numbers, values], rank)
+        self._transport.receive([numbers, values], rank)
         indices = numbers.numpy().astype(np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= self._examples):
             raise RankFault(rank, "it sent numbers of examples that do not exist")
         vectors = values.float().mul_(math.ldexp(1.0, -exponent)).numpy()
         return (indices[:count], vectors), indices[count:]
+
+
+def join_indices(parts: list[IntArray]) -> IntArray:
+    """All indices in one array."""
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def join(rows: list[Rows], dim: int) -> Rows:

@@ -17,7 +17,7 @@ EXIT_PATIENCE = 10.0
 aborts the process. Usually it is the last epoch's exchange, which takes a fraction of a second."""
 
 
-class Worker:
+class BackgroundThread:
     """Like `ThreadPoolExecutor(1)`, but a daemon: a task that waits for a lost rank must not hold up the exit."""
 
     def __init__(self, name: str) -> None:

@@ -1,0 +1,130 @@
+"""The rank that runs the rule for all: sketches come in, and every worker's part of the next order goes out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from heeler.herding.validate import IntArray
+from heeler.ordering.distributed.screening import suspicious
+from heeler.ordering.distributed.shared import SharedPlanner, abort, verdict_key
+from heeler.ordering.distributed.transport import RankFault
+from heeler.ordering.distributed.wire import Rows, join
+from heeler.ordering.state import order_state
+
+logger = logging.getLogger("heeler")
+
+
+class Leader(SharedPlanner):
+    """Rank 0 of the ranks that share an order."""
+
+    sees_all = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._order: IntArray = self.rule.order
+        # An online rule over one dealt order needs the epoch's sketches in that order, so they wait for its end.
+        waits = self.layout.shard_sizes is None and not self.rule.keeps_table
+        self._stash: list[Rows] | None = [] if waits else None
+
+    @property
+    def _patience(self) -> float:
+        return 3.0 * self.transport.timeout
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a restart needs, on any number of ranks."""
+        # Never wait for another rank here: it may itself be waiting, at a barrier, for this one to have saved.
+        with self._using_rule:
+            if self.rule.keeps_table and self._closing is None:  # a table's rows may come in any order
+                for indices, vectors in self._waiting:
+                    self._feed(indices, vectors)
+                self._waiting.clear()
+            state = order_state(self.rule, self._order, self._closed, self.layout)
+            stash = join(self._stash or [], self._dim)
+            return {**state, "first_epoch": self._first_epoch, "stash": {"indices": stash[0], "vectors": stash[1]}}
+
+    def _resume(self, order: IntArray, state: dict[str, Any]) -> None:
+        self._order = order
+        if self._stash is not None:
+            stash = state.get("stash", {"indices": [], "vectors": []})
+            held = np.array(stash["indices"], np.int64), np.array(stash["vectors"], np.float32)
+            self._stash = [held] if held[0].size else []
+
+    def _use(self, part: IntArray) -> None:
+        self.indices, self._order = part, self.rule.order
+
+    def _take_random(self) -> IntArray:
+        self._order = super()._take_random()
+        return self._order
+
+    # In the thread
+
+    def _exchange(self, rows: Rows, gone: IntArray) -> None:
+        collected = [(rows, gone)] + [self._wire.receive(rank) for rank in range(1, self.transport.size)]
+        bad = suspicious([vectors for (_, vectors), _ in collected])
+        with self._using_rule:
+            self._feed_all(collected, bad)
+
+    def _feed_all(self, collected: list[tuple[Rows, IntArray]], bad: list[NDArray[np.bool_]]) -> None:
+        for rank, (((indices, vectors), forgotten), rejected) in enumerate(zip(collected, bad, strict=True)):
+            if rejected.any():
+                logger.warning(
+                    "rank %d sent %d sketches (of %d) that are not finite or far larger than other ranks': "
+                    "they are left out",
+                    rank,
+                    int(rejected.sum()),
+                    rejected.size,
+                )
+                if self.rule.keeps_table:  # these examples keep the sketch they had
+                    indices, vectors = indices[~rejected], vectors[~rejected]
+                else:  # a pair's place must not be lost: as in the rules, they count as zero
+                    vectors = np.where(rejected[:, None], np.float32(0), vectors)
+            if forgotten.size:
+                self.rule.forget(forgotten)
+            self._feed(indices, vectors)
+
+    def _feed(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
+        if not indices.size:
+            return
+        if self._stash is not None:
+            self._stash.append((indices, vectors))
+        else:
+            self.rule.observe(indices, vectors)
+
+    def _close(self, turn: int) -> IntArray:
+        started = time.perf_counter()
+        with self._using_rule:
+            if self._stash is not None:
+                self._feed_in_order()
+            order = self.rule.next_order()
+            self._closed = True
+        self._times["solve_seconds"] += time.perf_counter() - started
+        started = time.perf_counter()
+        for rank in range(1, self.transport.size):
+            part = torch.from_numpy(self.layout.part(order, rank)).to(self._wire.number)
+            self.transport.send([part], rank)
+        if self.transport.counted(f"{turn}/received", self.transport.size - 1):
+            self._commit_known(turn)
+        self._times["exchange_seconds"] += time.perf_counter() - started
+        return self.layout.part(order)
+
+    def _commit_known(self, turn: int) -> None:
+        self.transport.decide(verdict_key(turn), "commit")
+
+    def _report(self, turn: int, fault: RankFault) -> None:
+        self.transport.decide(verdict_key(turn), abort(fault))
+
+    def _feed_in_order(self) -> None:
+        """Give an online rule what all ranks saw, in the order of the epoch."""
+        assert self._stash is not None
+        indices, vectors = join(self._stash, self._dim)
+        self._stash = []
+        place = np.full(len(self.rule.order), -1)  # after a restart on other workers the epoch is what was left
+        place[self._order] = np.arange(len(self._order))
+        sequence = np.argsort(place[indices], kind="stable")
+        self.rule.observe(indices[sequence], vectors[sequence])

@@ -1,0 +1,161 @@
+"""What a session is told: the sampler's arguments, checked and agreed on by all workers, and the planner they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from heeler.herding import OrderingRule, adopt, make_rule, rule_class
+from heeler.ordering.dealing import Layout
+from heeler.ordering.distributed.follower import Follower
+from heeler.ordering.distributed.leader import Leader
+from heeler.ordering.distributed.member import Member
+from heeler.ordering.distributed.ranks import Ranks, agree
+from heeler.ordering.distributed.transport import GlooTransport, Transport
+from heeler.ordering.planner import LocalPlanner, Planner
+
+DIM = 256
+"""Numbers per sketch, by default."""
+EXACT = 2048
+"""Parameters up to which gradients are kept exactly: taking them costs no more than a sketch, and what a sketch leaves
+out cannot be balanced (RESULTS.md: GLUE on 385 and 1,537 parameters)."""
+EXACT_BYTES = 1 << 26
+"""And bytes of a table of them, which also travel between workers, up to which that holds."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A sampler's arguments. See `Sampler` for what they mean."""
+
+    examples: int
+    """Of this worker's dataset."""
+    batch_size: int
+    order: str | OrderingRule
+    dim: int | None
+    refresh: int
+    seed: int
+    workers: int
+    rank: int
+    shards: Literal["global", "local"]
+    drop_last: bool
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise ValueError("the dataset is empty: there is nothing to order")
+        for name, value in (("batch_size", self.batch_size), ("dim", self.dim), ("refresh", self.refresh)):
+            if name == "dim" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if self.shards not in ("global", "local"):
+            raise ValueError(f'shards must be "global" or "local", got {self.shards!r}')
+        if not 0 <= self.rank < self.workers:
+            raise ValueError(f"rank must lie in 0..{self.workers - 1}, got {self.rank}")
+        if isinstance(self.order, str):
+            rule_class(self.order)  # raises for a name that does not exist
+            return
+        object.__setattr__(self, "order", adopt(self.order))
+        if self.dim is not None and self.rule.dim not in (None, self.dim):
+            raise ValueError(
+                f"the rule takes vectors of {self.rule.dim} numbers, but the sampler was given dim={self.dim}: "
+                "leave dim out, or make the rule with the same"
+            )
+
+    @property
+    def rule(self) -> type[OrderingRule] | OrderingRule:
+        """What declares the rule's capabilities: its class where the order is a name."""
+        return rule_class(self.order) if isinstance(self.order, str) else self.order
+
+    @property
+    def is_coordinated(self) -> bool:
+        """Whether workers must hear of what the others see."""
+        return self.rule.needs_vectors and (self.shards == "global" or self.rule.coordinates_shards)
+
+    def sketch_length(self, covered: int, examples: int) -> int:
+        """Numbers per sketch for so many covered parameters and examples in all: what was asked for, else by size."""
+        wanted = self.dim or self.rule.dim
+        if wanted is not None:
+            return wanted
+        return covered if covered <= largest_exact(examples) else DIM
+
+
+class Links:
+    """The way to other ranks, and what was agreed with them; without a process group, to nobody."""
+
+    def __init__(self, setup: Setup, ranks: Ranks | None, timeout: float) -> None:
+        self.workers: Transport | None = None
+        """To the other workers; None on a rank that does not speak for its worker."""
+        self.peers: Transport | None = None
+        """To the ranks that hold other parts of this worker's copy of the model."""
+        self.shard_sizes: tuple[int, ...] | None = None
+        """Examples of each worker, where they have their own."""
+        if ranks is None:
+            return
+        # Every rank makes both groups, whether it speaks for its worker or not: PyTorch names a group by how many the
+        # process has made, and the names must agree.
+        workers = GlooTransport(ranks.workers, timeout)
+        self.peers = GlooTransport(ranks.peers, timeout) if len(ranks.peers) > 1 else None
+        self.workers = workers if ranks.leads else None
+        self._agree(setup)
+
+    @property
+    def lead_nowhere(self) -> bool:
+        """Whether there is nobody to talk to."""
+        return self.workers is None and self.peers is None
+
+    def _agree(self, setup: Setup) -> None:
+        """Raise if the workers were given different arguments; gather their shards' sizes."""
+        facts: dict[str, object] = {
+            "order": setup.order if isinstance(setup.order, str) else type(setup.order).__name__,
+            "seed": setup.seed,
+            "batch_size": setup.batch_size,
+            "shards": setup.shards,
+            "drop_last": setup.drop_last,
+            "refresh": setup.refresh,
+        }
+        facts |= {"the dataset's length": setup.examples} if setup.shards == "global" else {}
+        sizes = str(setup.examples)
+        if self.workers is not None:
+            agree(self.workers, facts)
+            sizes = " ".join(self.workers.all_texts(sizes))
+        if setup.shards == "global":
+            return
+        if self.peers is not None:
+            sizes = self.peers.text_of_first(sizes)
+        self.shard_sizes = tuple(int(size) for size in sizes.split())
+
+
+def make_planner(setup: Setup, links: Links, dim: int) -> Planner:
+    """The planner for sketches of `dim` numbers, with a new rule unless the user gave one."""
+    if setup.is_coordinated and not links.lead_nowhere:
+        layout = Layout(setup.workers, setup.rank, setup.batch_size, setup.drop_last, links.shard_sizes)
+        rule = _make_rule(setup, layout, dim, setup.seed)
+        if links.workers is None:
+            assert links.peers is not None
+            return Follower(links.peers, rule, layout, seed=setup.seed)
+        kind = Leader if links.workers.rank == 0 else Member
+        return kind(links.workers, rule, layout, dim=dim, seed=setup.seed, peers=links.peers)
+    if setup.shards == "global":
+        layout = Layout(setup.workers, setup.rank, setup.batch_size, setup.drop_last)
+        return LocalPlanner(_make_rule(setup, layout, dim, setup.seed), layout)
+    layout, seed = Layout(batch_size=setup.batch_size), setup.seed
+    if setup.workers > 1:  # nothing is shared, so nobody may shuffle alike
+        seed = int(np.random.SeedSequence([seed, setup.rank]).generate_state(1)[0])
+    return LocalPlanner(_make_rule(setup, layout, dim, seed), layout)
+
+
+def _make_rule(setup: Setup, layout: Layout, dim: int, seed: int) -> OrderingRule:
+    examples = setup.examples if layout.shard_sizes is None else sum(layout.shard_sizes)
+    if not isinstance(setup.order, str):
+        if len(setup.order.order) != examples:
+            raise ValueError(f"the rule orders {len(setup.order.order)} examples, the dataset has {examples}")
+        return setup.order
+    batch_size = setup.batch_size if layout.shard_sizes else setup.batch_size * layout.workers
+    return make_rule(setup.order, examples, dim, seed=seed, batch_size=batch_size, shard_sizes=layout.shard_sizes)
+
+
+def largest_exact(examples: int) -> int:
+    """The number of covered parameters up to which, by default, the gradients of so many examples are kept exactly."""
+    return max(DIM, min(EXACT, EXACT_BYTES // (2 * examples)))  # half precision

@@ -1,0 +1,69 @@
+"""State: dicts of arrays, numbers and strings; NumPy arrays inside Heeler, PyTorch tensors in checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from heeler.herding import OrderingRule
+from heeler.herding.validate import IntArray
+from heeler.ordering.dealing import Layout
+
+_WIDE = 2**63
+
+
+def to_torch(tree: Any) -> Any:
+    """NumPy arrays and numbers become tensors and Python's own, without a copy of the arrays."""
+    if isinstance(tree, dict):
+        return {key: to_torch(value) for key, value in tree.items()}
+    if isinstance(tree, np.ndarray):
+        return torch.from_numpy(tree)
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if isinstance(tree, int) and abs(tree) >= _WIDE:  # a random generator's 128 bits, which not every format can hold
+        return f"int:{tree}"
+    return tree
+
+
+def to_numpy(tree: Any) -> Any:
+    """The way back."""
+    if isinstance(tree, dict):
+        return {key: to_numpy(value) for key, value in tree.items()}
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().cpu().numpy()
+    if isinstance(tree, str) and tree.startswith("int:"):
+        return int(tree[4:])
+    return tree
+
+
+def order_state(rule: OrderingRule, order: IntArray, closed: bool, layout: Layout) -> dict[str, Any]:
+    """What any number of workers can go on from, as a copy."""
+    return {
+        "rule": rule.state_dict(),
+        "order": order.copy(),
+        "closed": closed,
+        "workers": layout.workers,
+        "batch_size": layout.batch_size,
+        "drop_last": layout.drop_last,
+    }
+
+
+def resumed_order(state: dict[str, Any], layout: Layout) -> tuple[IntArray, bool]:
+    """The epoch order to go on with, and whether positions in it still hold.
+
+    With other workers than the state was saved with, what is left of the epoch is dealt out anew.
+    """
+    order: IntArray = np.asarray(state["order"])
+    before = Layout(state["workers"], 0, state["batch_size"], state["drop_last"], layout.shard_sizes)
+    if (before.workers, before.batch_size, before.drop_last) == (layout.workers, layout.batch_size, layout.drop_last):
+        return order, True
+    if layout.workers == before.workers == 1:  # a position is a position, whatever the batch size
+        return order, True
+    if layout.shard_sizes is not None:
+        raise ValueError(
+            f"the state is of {before.workers} workers with shards of their own and cannot go on with "
+            f"{layout.workers}: with shards='local' the examples belong to the workers"
+        )
+    return before.remaining(order, state["trained"]), False
