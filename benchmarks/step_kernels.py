@@ -1,7 +1,7 @@
 """Which kernels a tapped step of a compiled model adds, and what it takes in turns of 4 and of 20 steps. Needs a GPU.
 
-    python benchmarks/step_kernels.py gpt linear              # GPT-2 124M, every linear layer tapped
-    python benchmarks/step_kernels.py lenet default --cuda-graph
+    python -m benchmarks.step_kernels gpt linear              # GPT-2 124M, every linear layer tapped
+    python -m benchmarks.step_kernels lenet default --cuda-graph
 
 In a turn of few steps the host's part counts for more: after every synchronisation the device waits for it.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from heeler.bench.overhead import _stepper, _time, build, choose_layers
+from benchmarks.overhead import _stepper, _time, build, choose_layers
 from heeler.sketch import Sketcher
 
 STEPS = 4
