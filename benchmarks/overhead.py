@@ -14,7 +14,6 @@ import gc
 import json
 import statistics
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from itertools import pairwise
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from heeler.forecast.timing import take_turns, timed, training_step
 from heeler.sketch import Sketcher, fused
 
 GPT_SIZES = {  # width, layers, heads, vocabulary, length
@@ -195,28 +195,23 @@ def measure_overhead(
     for name in ("heeler", "plain"):
         net = tapped if name == "heeler" else spare.to(device)
         run = torch.compile(net, mode=mode) if compile or cuda_graph else net
-        step_of[name] = _stepper(run, net, x, y, optimizer, autocast, sketcher if name == "heeler" else None)
+        step_of[name] = Step(run, net, x, y, optimizer, autocast, sketcher if name == "heeler" else None)
         peaks[name] = None if cuda_graph else _peak_mb(step_of[name], device, others)
         # What was there before plus this copy is not the next copy's; the batch belongs to both.
         others = torch.cuda.memory_allocated() - x.nbytes - y.nbytes if device == "cuda" else 0
     for step in step_of.values():  # warm up both before either is timed
         for _ in range(5):
             step()
-    single = _time(step_of["plain"], 2, device)[0]
+    devices: set[int] = {torch.cuda.current_device()} if device == "cuda" else set()
+    single = timed(step_of["plain"], 2, devices)[0]
     count = steps or max(3, min(200, int(0.2 / max(single, 1e-6))))
-    seconds: dict[str, list[float]] = {"plain": [], "heeler": []}
-    of_processor: dict[str, list[float]] = {"plain": [], "heeler": []}
-    for block in range(blocks):
-        order = ("plain", "heeler") if block % 2 == 0 else ("heeler", "plain")
-        for name in order:
-            wall, processor = _time(step_of[name], count, device)
-            seconds[name].append(wall)
-            of_processor[name].append(processor)
+    turns = take_turns(step_of["plain"], step_of["heeler"], blocks, count, devices)
+    seconds = {"plain": [plain[0] for plain, _ in turns], "heeler": [heeler[0] for _, heeler in turns]}
     if not len(sketcher.pop_passes()):
         step_of["heeler"]()
     coverage = sketcher.coverage
     ratios = sorted(h / p for h, p in zip(seconds["heeler"], seconds["plain"], strict=True))
-    of_time = sorted(h / p for h, p in zip(of_processor["heeler"], of_processor["plain"], strict=True))
+    of_time = sorted(heeler[1] / plain[1] for plain, heeler in turns)
     return {
         "model": model,
         "size": size,
@@ -249,54 +244,41 @@ def measure_overhead(
     }
 
 
-class _Step:
-    """One training step: forward, loss, backward, optimizer; and the sketches taken away, where there are any."""
+class Step:
+    """A training step on one batch; with a sketcher, its sketches are taken away."""
 
-    def __init__(self, loss: Callable[[], Tensor], optimizer: Any, sketcher: Any) -> None:
-        self.loss, self.optimizer, self.sketcher = loss, optimizer, sketcher
+    def __init__(
+        self, run: Any, net: nn.Module, x: Tensor, y: Tensor, optimizer: str, autocast: bool, sketcher: Sketcher | None
+    ) -> None:
+        if optimizer == "adamw":
+            self.optimizer: Any = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=x.is_cuda)
+        else:
+            self.optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+
+        def loss() -> Tensor:
+            with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=autocast):
+                out = run(x)
+                return F.cross_entropy(out.view(-1, out.shape[-1]), y.view(-1))
+
+        self.loss, self.sketcher = loss, sketcher
+        self._step = training_step(loss, self.optimizer, None if sketcher is None else self._take)
 
     def __call__(self) -> None:
-        self.loss().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.sketcher is not None and len(self.sketcher.pop()) == 0:
-            raise RuntimeError("a tapped step delivered no sketch")
+        self._step()
 
     def share(self) -> float | None:
         """Covered share of the squared gradient norm in a step of its own."""
+        assert self.sketcher is not None
         self.loss().backward()
         share: float | None = self.sketcher.coverage.share_of_gradient()
         self.sketcher.pop()
         self.optimizer.zero_grad()
         return share
 
-
-def _stepper(
-    run: Any, net: nn.Module, x: Tensor, y: Tensor, optimizer: str, autocast: bool, sketcher: Sketcher | None
-) -> _Step:
-    if optimizer == "adamw":
-        opt: Any = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=x.is_cuda)
-    else:
-        opt = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
-
-    def loss() -> Tensor:
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=autocast):
-            out = run(x)
-            return F.cross_entropy(out.view(-1, out.shape[-1]), y.view(-1))
-
-    return _Step(loss, opt, sketcher)
-
-
-def _time(step: Callable[[], None], count: int, device: str) -> tuple[float, float]:
-    """Seconds a step: on the clock, and of the processor, which on a machine with other work tells more."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start, processor = time.perf_counter(), time.process_time()
-    for _ in range(count):
-        step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / count, (time.process_time() - processor) / count
+    def _take(self) -> None:
+        assert self.sketcher is not None
+        if len(self.sketcher.pop()) == 0:
+            raise RuntimeError("a tapped step delivered no sketch")
 
 
 def _peak_mb(step: Callable[[], None], device: str, resident: int) -> float | None:
