@@ -1,6 +1,6 @@
 """What leaving layers out costs the order: bounds measured with full gradients, by covered share of the gradient.
 
-PYTHONPATH=src python benchmarks/coverage_quality.py > benchmarks/results/coverage-quality.json
+python -m benchmarks.coverage_quality > benchmarks/results/coverage-quality.json
 
 Needs scikit-learn (digits). For every model, layers are added one by one in the order in which a budget buys them, and
 then every layer with a weight is taken alone;
@@ -118,7 +118,7 @@ def main() -> None:
                     "ratio": bound / best, "random": herding_bound(g, start).two / best,
                 })  # fmt: skip
                 print(results[-1], file=sys.stderr)
-    json.dump({"command": "python benchmarks/coverage_quality.py", "results": results}, sys.stdout, indent=1)
+    json.dump({"command": "python -m benchmarks.coverage_quality", "results": results}, sys.stdout, indent=1)
 
 
 def _share(model: nn.Module, sketcher: Sketcher, g: np.ndarray) -> float:

@@ -1,6 +1,6 @@
 """What reading a part of a wide side's columns costs the sketch: real gradients, exact Gram matrices beside sketched.
 
-PYTHONPATH=src HEELER_DATA=DIR python benchmarks/fewer_columns.py > benchmarks/results/fewer-columns.json
+HEELER_DATA=DIR python -m benchmarks.fewer_columns > benchmarks/results/fewer-columns.json
 
 MiniLM (hidden 384, 1536 within) fine-tuned for 30 steps on RTE and on CoLA, and a GPT of two blocks of GPT-2's width
 (768, 2304, 3072) trained for 80 steps on WikiText-2. Of all linear layers but the head, every example's input and
@@ -32,9 +32,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heeler.experiments.folder import Folder
-from heeler.experiments.tasks.glue import GlueFineTune
-from heeler.experiments.tasks.wikitext import TiedGPT, WikiTextGPT, vocabulary
+from experiments.folder import Folder
+from experiments.tasks.glue import GlueFineTune
+from experiments.tasks.wikitext import TiedGPT, WikiTextGPT, vocabulary
 from heeler.herding import herding_bound, solve
 from heeler.sketch.fused import BLOCK_COLUMNS
 from heeler.sketch.projection import WHOLE, columns_read, projection, split_for
@@ -72,7 +72,7 @@ def main() -> None:
         for row in results[-1]["whole_model"]:
             print(row, file=sys.stderr)
         del layers
-    out = {"command": "python benchmarks/fewer_columns.py", "seeds": SEEDS, "results": results}
+    out = {"command": "python -m benchmarks.fewer_columns", "seeds": SEEDS, "results": results}
     json.dump(out, sys.stdout, indent=1)
 
 
@@ -232,7 +232,11 @@ def capture(model: nn.Module, losses: Any, examples: int, wanted: Any) -> tuple[
 
     def watch(name: str, layer: nn.Module) -> None:
         layer.register_forward_hook(lambda _, args, __: inputs.setdefault(name, []).append(args[0].detach()))
-        layer.register_full_backward_hook(lambda _, __, g: grads.setdefault(name, []).append(g[0].detach()))
+
+        def note(_: nn.Module, __: Any, gradients: Any) -> None:
+            grads.setdefault(name, []).append(gradients[0].detach())
+
+        layer.register_full_backward_hook(note)
 
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and wanted(name):

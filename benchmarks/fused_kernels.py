@@ -1,6 +1,6 @@
 """The fused kernels on a GPU: against float64, and timed against the plain path and the memory's bandwidth.
 
-PYTHONPATH=src python benchmarks/fused_kernels.py
+python -m benchmarks.fused_kernels
 
 "in part, 8": a projection that is zero on most columns, which are not read; with 8 stages of the kernel's loop.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -43,7 +44,7 @@ def main() -> int:
             p = (torch.randn(n, 16, device="cuda").sign() / 4).to(dtype)
             offset, x = torch.randn(16, device="cuda").to(dtype), torch.randn(16, 1024, 16, device="cuda").to(dtype)
             size = inputs[0].nbytes
-            cases: dict[str, Callable[[torch.Tensor], object]] = {
+            cases: dict[str, Any] = {
                 "project plain": lambda a, p=p, o=offset: torch.addmm(o, a.view(-1, a.shape[-1]), p),
                 "project fused": lambda a, p=p, o=offset: fused.project(a, p, o),
                 "contract plain": lambda a, p=p, x=x: torch.bmm((a @ p).transpose(1, 2), x),
@@ -54,14 +55,14 @@ def main() -> int:
             if columns_read(n, n) < n:
                 _, packed, blocks = _side(n, dtype)
                 for stages in (4, 6, fused.STAGES_IN_PART, 10):
-                    parts = {
+                    in_part: dict[str, Any] = {
                         f"project in part, {stages}": lambda a, p=packed, o=offset, b=blocks: fused.project(a, p, o, b),
                         f"contract in part, {stages}": lambda a, p=packed, x=x, b=blocks: fused.contract(
                             a, p, x, True, b
                         ),
                     }
-                    cases |= parts
-                    sizes |= dict.fromkeys(parts, size * len(packed) // n)
+                    cases |= in_part
+                    sizes |= dict.fromkeys(in_part, size * len(packed) // n)
             chosen = fused.STAGES_IN_PART
             for name, case in cases.items():
                 fused.STAGES_IN_PART = int(name.split()[-1]) if "part" in name else chosen

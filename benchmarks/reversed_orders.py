@@ -1,6 +1,6 @@
 """How much the end of an epoch matters: herd's orders, the same reversed, and the same begun in the middle.
 
-PYTHONPATH=src python benchmarks/reversed_orders.py [--data DIR] > benchmarks/results/reversed-orders.json
+python -m benchmarks.reversed_orders [--data DIR] > benchmarks/results/reversed-orders.json
 
 Reversed, an order has the same prefix norms, only mirrored. What differs is the last step's noise, and with it where an
 epoch leaves the weights: `last_batch` is the norm of the last batch's summed gradients, centred, over that of a batch
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from heeler.experiments.folder import Folder
-from heeler.experiments.plans import comparison
-from heeler.experiments.records import carry_out
+from experiments.folder import Folder
+from experiments.plans import comparison
+from experiments.records import carry_out
 from heeler.herding.rules import tabled
 from heeler.herding.solver import Solution
 
@@ -65,13 +65,13 @@ def measure(task: str, name: str, options: argparse.Namespace) -> dict[str, Any]
     """The last loss of one task in one kind of order, over seeds."""
     losses: list[float] = []
     solve = Changed(CHANGES[name])
-    tabled.solve_with_report = solve
+    tabled.solve_with_report = solve  # type: ignore[assignment]
     try:
         # One global order, so that reversing it reverses what all workers see.
         for run in comparison(task, ["herd"], options.seeds, epochs=options.epochs, shards="global"):
             with tempfile.TemporaryDirectory() as folder:
                 last = carry_out(run, Folder(options.data), Path(folder)).epochs[-1]
-            losses.append(last.get("suboptimality", last["train_loss"]))
+            losses.append(last["suboptimality" if "suboptimality" in last else "train_loss"])
     finally:
         tabled.solve_with_report = solve.solve
     last_batch, last_examples = np.sqrt(np.mean(solve.last, axis=0)).tolist()
@@ -85,7 +85,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     torch.set_num_threads(1)
     report = {
-        "command": "PYTHONPATH=src python benchmarks/reversed_orders.py --data DIR "
+        "command": "python -m benchmarks.reversed_orders --data DIR "
         f"--tasks {options.tasks} --epochs {options.epochs} --seeds {options.seeds}",
         "machine": "2 cores of a shared AMD EPYC",
         "date": datetime.date.today().isoformat(),

@@ -1,6 +1,6 @@
 """What Heeler costs in transformers' Trainer: MiniLM on SST-2, plain and with Heeler, the two taking turns.
 
-PYTHONPATH=src python benchmarks/sst2_trainer.py --data DIR > benchmarks/results/sst2-trainer.json
+python -m benchmarks.sst2_trainer --data DIR > benchmarks/results/sst2-trainer.json
 
 Two processes each run a Trainer of examples/sst2_trainer.py and pass a token on after every step, so that whatever else
 the machine does falls on both alike. A turn is all between two steps' ends: loading, the step, and, at an epoch's
@@ -158,7 +158,7 @@ if __name__ == "__main__":
         for clock in ("wall_seconds", "cpu_seconds")
     }
     report = {
-        "command": "PYTHONPATH=src python benchmarks/sst2_trainer.py --data DIR "
+        "command": "python -m benchmarks.sst2_trainer --data DIR "
         f"--examples {options.examples} --epochs {options.epochs} --seeds {options.seeds} --threads {options.threads} "
         f"--order {options.order}",
         "machine": f"2 cores of a shared AMD EPYC (load average {load:.1f} before, {os.getloadavg()[0]:.1f} after)",

@@ -1,7 +1,7 @@
 """Which kernels a tapped step of a compiled model adds, and what it takes in turns of 4 and of 20 steps. Needs a GPU.
 
-    python benchmarks/step_kernels.py gpt linear              # GPT-2 124M, every linear layer tapped
-    python benchmarks/step_kernels.py lenet default --cuda-graph
+    python -m benchmarks.step_kernels gpt linear              # GPT-2 124M, every linear layer tapped
+    python -m benchmarks.step_kernels lenet default --cuda-graph
 
 In a turn of few steps the host's part counts for more: after every synchronisation the device waits for it.
 """
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from heeler.bench.overhead import _stepper, _time, build, choose_layers
+from benchmarks.overhead import Step, build, choose_layers
+from heeler.forecast.timing import timed
 from heeler.sketch import Sketcher
 
 STEPS = 4
@@ -31,7 +32,7 @@ def steppers(model: str, layers: str, mode: str | None) -> dict[str, Any]:
     steps = {}
     for name, net, own in (("heeler", tapped, sketcher), ("plain", spare, None)):
         run = torch.compile(net, mode=mode)
-        steps[name] = _stepper(run, net, x, y, "adamw" if gpt else "sgd", gpt, own)
+        steps[name] = Step(run, net, x, y, "adamw" if gpt else "sgd", gpt, own)
         for _ in range(6):
             steps[name]()
     return steps
@@ -60,7 +61,7 @@ if __name__ == "__main__":
     steps = steppers(options.model, options.layers, "reduce-overhead" if options.cuda_graph else None)
     for _ in range(3):
         for count in (20, 4):
-            took = {name: 1e3 * _time(step, count, "cuda")[0] for name, step in steps.items()}
+            took = {name: 1e3 * timed(step, count, {torch.cuda.current_device()})[0] for name, step in steps.items()}
             print(f"turns of {count}: {took['plain']:.3f} ms plain, {took['heeler']:.3f} ms tapped")
     found = {name: kernels(step) for name, step in steps.items()}
     for name, by_kernel in found.items():

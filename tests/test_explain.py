@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import heeler
-from heeler.bench.overhead import GPT, LeNet
+from benchmarks.overhead import GPT, LeNet
 from heeler.forecast import Timing, checks, costs
 from heeler.herding import rule_names
 from tests.distributed.ranks import problem, run_ranks, set_up, walk

@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from heeler.bench import coordination as bench
+from benchmarks import coordination as bench
 from heeler.ordering.distributed.wire import pack
 
 
@@ -43,7 +43,7 @@ def test_a_rank_that_fails_is_named() -> None:
 def test_command() -> None:
     import typer
 
-    from heeler.cli.coordination import coordination
+    from benchmarks.commands.coordination import coordination
 
     app = typer.Typer()
     app.command()(coordination)

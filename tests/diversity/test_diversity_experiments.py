@@ -9,25 +9,25 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from heeler.cli.app import app
-from heeler.diversity import batch_size_bound, gradient_diversity
-from heeler.experiments.diversity.place import (
+from experiments.__main__ import app
+from experiments.diversity.place import (
     Changed,
     DiversityPlace,
     WithReplacement,
     quantize_each_example,
     with_dropout,
 )
-from heeler.experiments.diversity.point import example_gradients, measure, path_bound
-from heeler.experiments.diversity.report import as_numbers, write_report
-from heeler.experiments.diversity.run import main
-from heeler.experiments.diversity.saturation import Point, Saturation
-from heeler.experiments.diversity.search import Sweep, Trial, crossing, final_loss, levels, search
-from heeler.experiments.diversity.variants import Variant, variants
-from heeler.experiments.folder import Folder
-from heeler.experiments.records import read_results
-from heeler.experiments.tasks import Examples, get_task
-from heeler.experiments.tasks.base import resampled
+from experiments.diversity.point import example_gradients, measure, path_bound
+from experiments.diversity.report import as_numbers, write_report
+from experiments.diversity.run import main
+from experiments.diversity.saturation import Point, Saturation
+from experiments.diversity.search import Sweep, Trial, crossing, final_loss, levels, search
+from experiments.diversity.variants import Variant, variants
+from experiments.folder import Folder
+from experiments.records import read_results
+from experiments.tasks import Examples, get_task
+from experiments.tasks.base import resampled
+from heeler.diversity import batch_size_bound, gradient_diversity
 
 # The work that it takes, from curves
 

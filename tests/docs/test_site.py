@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from heeler.experiments.pictures import PICTURES, draw_all
+from experiments.pictures import PICTURES, draw_all
 from tests.docs.blocks import ROOT
 
 FETCHED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from heeler.experiments.folder import Folder
+from experiments.folder import Folder
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """As `heeler train` has it: these models are too small to share."""
+    """As `python -m experiments train` has it: these models are too small to share."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

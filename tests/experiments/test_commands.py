@@ -3,35 +3,16 @@
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from heeler.cli.demo import demo
-from heeler.cli.sweep import report, sweep
-from heeler.cli.train import train
-from heeler.experiments.tasks import hmda
-
-app = typer.Typer()
-for command in (demo, train, sweep, report):
-    app.command()(command)
+from experiments.__main__ import app
+from experiments.tasks import hmda
 
 
 def call(*arguments, code=0):
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     assert result.exit_code == code, result.output
     return result
-
-
-def test_demo_draws_and_tells(tmp_path):
-    out = call("demo", "--seeds", 2, "--epochs", 2, "--plot", tmp_path / "demo.png").output
-    assert (tmp_path / "demo.png").stat().st_size > 10_000
-    assert all(rule in out for rule in ("random", "cd-grab", "herd"))
-
-
-def test_demo_as_json(tmp_path):
-    tables = json.loads(call("demo", "--seeds", 1, "--epochs", 2, "--json", "--plot", tmp_path / "d.png").stdout)
-    assert [table["task"] for table in tables] == ["digits", "digits-mlp"]
-    assert set(tables[0]["rules"]) == {"random", "cd-grab", "herd"}
 
 
 def test_train_writes_everything_and_takes_up_where_it_was(tiny, tmp_path):

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from heeler.experiments.folder import Folder, MissingData, Source
+from experiments.folder import Folder, MissingData, Source
 
 
 def test_plain_xz_and_gz_are_read_alike(tmp_path):

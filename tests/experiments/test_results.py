@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from heeler.experiments import packed as compact
-from heeler.experiments import results
-from heeler.experiments.folder import Folder
-from heeler.experiments.plans import comparison, sweep
-from heeler.experiments.records import Result, carry_out, result_path
-from heeler.experiments.setup import Run
-from heeler.experiments.summary import Line
+from experiments import packed as compact
+from experiments import results
+from experiments.folder import Folder
+from experiments.plans import comparison, sweep
+from experiments.records import Result, carry_out, result_path
+from experiments.setup import Run
+from experiments.summary import Line
 
-ABOUT = ["--command", "heeler train digits", "--machine", "a machine", "--commit", "abc"]
+ABOUT = ["--command", "python -m experiments train digits", "--machine", "a machine", "--commit", "abc"]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_fill_replaces_tables_and_nothing_else(runs, tmp_path):
     assert text.startswith("before\n<!-- table goals -->\n| task |")
     assert text.count("kept") == 4
     assert "| Heeler |" in text
-    assert "`heeler train digits`, a machine, seeds 0, 1" in text
+    assert "`python -m experiments train digits`, a machine, seeds 0, 1" in text
     assert (tmp_path / "curves.png").stat().st_size > 5_000
 
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from heeler.experiments import charts, plans
-from heeler.experiments import run as runner
-from heeler.experiments.records import Result, carry_out, from_records, is_finished, read_results, result_path
-from heeler.experiments.report import html, write_report
-from heeler.experiments.setup import Run
-from heeler.experiments.summary import Line, by_rule, first_reached, group, summarise
-from heeler.experiments.tables import print_summary
-from heeler.experiments.tasks import get_task, settings
-from heeler.experiments.training import batches, train
+from experiments import charts, plans
+from experiments import run as runner
+from experiments.records import Result, carry_out, from_records, is_finished, read_results, result_path
+from experiments.report import html, write_report
+from experiments.setup import Run
+from experiments.summary import Line, by_rule, first_reached, group, summarise
+from experiments.tables import print_summary
+from experiments.tasks import get_task, settings
+from experiments.training import batches, train
 
 
 def test_rules_start_alike_and_part_after_the_first_epoch(tiny):
@@ -41,7 +41,7 @@ def test_the_same_run_gives_the_same_numbers(tiny):
 
 def test_simulated_workers_step_as_ddp_would(tiny):
     """The gradient of the concatenated batch is the mean of the workers' gradients."""
-    from heeler.experiments.simulate import SimulatedWorkers
+    from experiments.simulate import SimulatedWorkers
 
     x, y = torch.randn(24, 5), torch.randint(0, 3, (24,))
     sampler = SimulatedWorkers(24, batch_size=2, order="random", workers=3, shards="local", seed=4)
@@ -233,7 +233,7 @@ def test_the_runner_needs_neither_typer_nor_rich_nor_matplotlib(tiny, tmp_path):
     script = (
         "import sys\n"
         "for name in ('typer', 'rich', 'matplotlib'): sys.modules[name] = None\n"
-        "from heeler.experiments.run import main\n"
+        "from experiments.run import main\n"
         f"sys.exit(main(['--plan', {str(tmp_path / 'plan.json')!r}, '--out', {str(tmp_path)!r}, "
         f"'--data', {str(tiny.path)!r}]))"
     )

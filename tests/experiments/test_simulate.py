@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from heeler.experiments.simulate import SimulatedWorkers
+from experiments.simulate import SimulatedWorkers
 
 
 def test_each_step_holds_every_workers_next_batch_in_turn():

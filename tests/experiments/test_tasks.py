@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from heeler.experiments.folder import Folder, MissingData
-from heeler.experiments.pack import pack_cifar, pack_m4, pack_wikitext
-from heeler.experiments.records import from_records
-from heeler.experiments.tasks import TASKS, cifar, digits, get_task, glue, hmda, m4, settings, wikitext
-from heeler.experiments.training import load, train
+from experiments.folder import Folder, MissingData
+from experiments.pack import pack_cifar, pack_m4, pack_wikitext
+from experiments.records import from_records
+from experiments.tasks import TASKS, cifar, digits, get_task, glue, hmda, m4, settings, wikitext
+from experiments.training import load, train
 
 SMALL = {
     "digits": {"epochs": 2},

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("module", ["heeler", "heeler.herding", "heeler.experiments.simulation", "heeler.bench.solver"])
+@pytest.mark.parametrize("module", ["heeler", "heeler.herding", "experiments.simulation", "benchmarks.solver"])
 def test_imports_stay_light(module):
     code = f"import sys, {module}; print(*sorted({{m.split('.')[0] for m in sys.modules}}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

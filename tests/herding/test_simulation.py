@@ -7,10 +7,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from heeler.bench.solver import bench_solver
-from heeler.cli.herding import herding
-from heeler.cli.solver import solver
-from heeler.experiments.simulation import simulate, unit_vectors
+from benchmarks.commands.solver import solver
+from benchmarks.solver import bench_solver
+from experiments.commands.herding import herding
+from experiments.simulation import simulate, unit_vectors
 
 app = typer.Typer()
 app.command("herding")(herding)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heeler.bench import overhead
+from benchmarks import overhead
 from heeler.sketch import Sketcher
 from heeler.sketch.matrices import Matrix, MatrixSpec
 from heeler.sketch.projection import blocks_read, columns_read, projection

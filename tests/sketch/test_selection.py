@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from heeler.bench import overhead
+from benchmarks import overhead
 from heeler.herding import herding_bound, solve
 from heeler.sketch import Sketcher
 from heeler.sketch.projection import projection, random_signs, split_dim, split_for

@@ -1,4 +1,4 @@
-"""The command line: one file a command, put together here.
+"""The command line: one file per command, put together here.
 
 Typer, rich and matplotlib come with the extra `cli`; the library itself needs none of them.
 """
@@ -10,8 +10,9 @@ def main() -> None:
     """Entry point of the `heeler` command."""
     try:
         from heeler.cli.app import app
+
+        app()
     except ModuleNotFoundError as error:
         if error.name not in {"typer", "rich", "matplotlib", "sklearn"}:
             raise
         sys.exit(f"heeler: the command line needs {error.name}: pip install 'heeler[cli]'")
-    app()

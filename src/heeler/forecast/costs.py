@@ -10,9 +10,9 @@ from heeler.ordering.planner import EARLY_SIZE
 from heeler.ordering.refresh import sketched_epochs
 
 SOLVE_RATE = 1e8
-"""Numbers of a table that a solve of `herd` gets through in a second, all its sweeps together: `heeler bench solver
---examples 400000 --passes 16` took 1.08 s for 1.02e8 on 2 cores of a shared AMD EPYC, 2026-11-15. Tables of 19 to 2,048
-columns came to 0.5 to 2 times this."""
+"""Numbers of a table that a solve of `herd` gets through in a second, all its sweeps together:
+`python -m benchmarks solver --examples 400000 --sweeps 16` took 1.08 s for 1.02e8 on 2 cores of a shared AMD EPYC,
+2026-11-15. Tables of 19 to 2,048 columns came to 0.5 to 2 times this."""
 ORDER_BYTES = 64
 """Bytes per example that orders take while a solve runs: the one that is trained on and those that it compares."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,56 +52,76 @@ def measure(model: nn.Module, loss: Callable[[nn.Module], Tensor], options: dict
                 net.compile()
         sketcher = Sketcher(copies[1], **options)
         try:
-            return _take_turns(_stepper(copies[0], loss), _stepper(copies[1], loss, sketcher), devices)
+            return _timing(_step(copies[0], loss), _step(copies[1], loss, sketcher), devices)
         finally:
             if compiled:
                 torch._dynamo.reset()
 
 
-def _stepper(
+def training_step(
+    loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer, take: Callable[[], None] | None = None
+) -> Callable[[], None]:
+    """One step: forward and loss, backward, optimizer; and `take`, which takes the sketches away, if there are any."""
+
+    def step() -> None:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if take is not None:
+            take()
+
+    return step
+
+
+def timed(step: Callable[[], None], count: int, devices: Iterable[Any]) -> tuple[float, float]:
+    """Seconds per step: on the clock, and of the processor, which on a machine with other work tells more."""
+    for device in devices:
+        torch.cuda.synchronize(device)
+    start, processor = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        step()
+    for device in devices:
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / count, (time.process_time() - processor) / count
+
+
+def take_turns(
+    plain: Callable[[], None], tapped: Callable[[], None], turns: int, count: int, devices: Iterable[Any]
+) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """What `timed` says of `count` steps of either, in every turn; who goes first alternates."""
+    found = []
+    for turn in range(turns):
+        pair = (plain, tapped) if turn % 2 == 0 else (tapped, plain)
+        taken = {step: timed(step, count, devices) for step in pair}
+        found.append((taken[plain], taken[tapped]))
+    return found
+
+
+def _step(
     model: nn.Module, loss: Callable[[nn.Module], Tensor], sketcher: Sketcher | None = None
 ) -> Callable[[], None]:
     table: SketchTable | None = None
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.0)
 
-    def step() -> None:
+    def file() -> None:
         nonlocal table
-        loss(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if sketcher is not None:
-            rows = sketcher.pop()
-            if not len(rows):
-                raise ValueError(
-                    "a step of loss(model) left no sketch: it must call the model that it is given, once, on a batch"
-                )
-            table = table or SketchTable(len(rows), sketcher.dim)
-            table.put(np.arange(len(rows)), rows)
+        assert sketcher is not None
+        rows = sketcher.pop()
+        if not len(rows):
+            raise ValueError(
+                "a step of loss(model) left no sketch: it must call the model that it is given, once, on a batch"
+            )
+        table = table or SketchTable(len(rows), sketcher.dim)
+        table.put(np.arange(len(rows)), rows)
 
-    return step
+    return training_step(lambda: loss(model), optimizer, file if sketcher is not None else None)
 
 
-def _take_turns(plain: Callable[[], None], tapped: Callable[[], None], devices: set[Any]) -> Timing:
+def _timing(plain: Callable[[], None], tapped: Callable[[], None], devices: set[Any]) -> Timing:
     for step in (plain, tapped):
-        _seconds(step, 3, devices)  # warm up
-    count = max(1, min(200, int(TURN_SECONDS / max(_seconds(plain, 1, devices), 1e-6))))
-    turns = []
-    for turn in range(TURNS):
-        pair = (plain, tapped) if turn % 2 == 0 else (tapped, plain)
-        taken = {step: _seconds(step, count, devices) for step in pair}
-        turns.append((taken[plain], taken[tapped]))
+        timed(step, 3, devices)  # warm up
+    count = max(1, min(200, int(TURN_SECONDS / max(timed(plain, 1, devices)[0], 1e-6))))
+    turns = [(a, b) for (a, _), (b, _) in take_turns(plain, tapped, TURNS, count, devices)]
     ratios = sorted(b / a for a, b in turns)
     plain_ms, tapped_ms = (1e3 * statistics.median(seconds) for seconds in zip(*turns, strict=True))
     return Timing(plain_ms, tapped_ms, statistics.median(ratios), ratios[TURNS // 4], ratios[-1 - TURNS // 4])
-
-
-def _seconds(step: Callable[[], None], count: int, devices: set[Any]) -> float:
-    """A step, on average."""
-    for device in devices:
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(count):
-        step()
-    for device in devices:
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / count

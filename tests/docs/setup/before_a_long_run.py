@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 import heeler  # noqa: F401
-from heeler.bench.overhead import LeNet
+from benchmarks.overhead import LeNet
 
 model = LeNet()
 dataset = range(50_000)

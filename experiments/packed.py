@@ -1,0 +1,110 @@
+"""Compact files of finished runs: what tables are made from, small enough to be kept beside the code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.records import Result, read_results
+from experiments.setup import Run
+from experiments.summary import Summary, by_rule, group, summarise
+from experiments.tasks import get_task
+
+KEPT = ("train_loss", "suboptimality", "train_seconds")
+"""What is kept of every epoch, besides the task's test metric."""
+FACTS = ("parameters", "examples", "test_examples", "least_objective", "vectors")
+
+
+@dataclass
+class Source:
+    """One file: runs of one command on one machine."""
+
+    path: Path
+    about: dict[str, Any]
+    """command, machine, date, commit, note."""
+    results: list[Result]
+
+    def summaries(self) -> list[Summary]:
+        """A table a task, rules in the order in which they are compared everywhere."""
+        return [summarise(task, by_rule(lines)) for task, lines in group(self.results).items()]
+
+
+def pack(runs: Sequence[Path], about: dict[str, Any], until: dict[str, int] | None = None) -> dict[str, Any]:
+    """Finished runs as plain numbers, six digits each; `about` says how and where they were made.
+
+    `until`, task → epochs: cut the task's runs there, and take runs in that were stopped, if they came that far. Only
+    for settings in which the first epochs do not depend on how many follow.
+    """
+    results = _read(runs, until or {})
+    if not results:
+        raise ValueError(f"there is no finished run in {', '.join(map(str, runs))}")
+    versions = {k: v for k, v in results[0].start["versions"].items() if k not in ("date", "threads", "device")}
+    dates = sorted({r.start["versions"]["date"] for r in results})
+    date = " to ".join(dates[:1] + dates[1:][-1:])
+    return {**about, "date": date, "versions": versions, "runs": [*map(_packed, results)]}
+
+
+def _read(runs: Sequence[Path], until: dict[str, int]) -> list[Result]:
+    """Every run once; a stopped one only where its task is cut before the end of it."""
+    found = {result.run.key: result for folder in runs for result in read_results(folder)}
+    for path in (path for folder in runs for path in sorted(folder.rglob("*.part"))):
+        result = stopped_result(path)
+        if result is not None and result.run.task in until:
+            found.setdefault(result.run.key, result)
+    kept = []
+    for result in found.values():
+        last = until.get(result.run.task, result.run.epochs)
+        if len(result.epochs) > last or result.end["diverged"]:
+            kept.append(Result(result.run.but(epochs=last), result.start, result.epochs[: last + 1], result.end))
+    kept = [result for result in kept if result.run.task not in until or _all_have(kept, result.run)]
+    return sorted(kept, key=lambda result: (result.run.task, result.run.name, result.run.seed))
+
+
+def _all_have(results: Sequence[Result], run: Run) -> bool:
+    """Whether every line of the task has the run's seed: means over different seeds cannot be compared."""
+    lines: dict[str, set[int]] = {}
+    for result in results:
+        if result.run.task == run.task:
+            lines.setdefault(result.run.name, set()).add(result.run.seed)
+    return all(run.seed in seeds for seeds in lines.values())
+
+
+def stopped_result(path: Path) -> Result | None:
+    """A run that was stopped, as far as it came; its last line may be broken off."""
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    if not records:
+        return None
+    return Result(Run.from_json(records[0]["run"]), records[0], records[1:], {"diverged": False})
+
+
+def _packed(result: Result) -> dict[str, Any]:
+    kept = [*KEPT, get_task(result.run.task).metric]
+    series = {k: [_six(e.get(k)) for e in result.epochs] for k in kept if k in result.epochs[0]}
+    facts = {k: result.start[k] for k in FACTS if result.start.get(k) is not None}
+    return {"run": result.run.to_json(), **facts, "diverged": result.end["diverged"], "epochs": series}
+
+
+def _six(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def read_source(path: Path) -> Source:
+    """A file that `pack` made."""
+    about = json.loads(path.read_text())
+    return Source(path, about, [_unpacked(entry) for entry in about.pop("runs")])
+
+
+def _unpacked(entry: dict[str, Any]) -> Result:
+    series: dict[str, list[Any]] = entry["epochs"]
+    count = len(series["train_loss"])
+    epochs = [{"epoch": e, **{k: values[e] for k, values in series.items()}} for e in range(count)]
+    end = {"diverged": entry["diverged"], "eval_seconds": 0.0, "train_seconds": series["train_seconds"][-1]}
+    return Result(Run.from_json(entry["run"]), {k: entry.get(k) for k in FACTS}, epochs, end)

@@ -1,0 +1,174 @@
+"""Lists of runs: from a plan file, from rules and seeds, or one of the ablations that the field asks for, by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.setup import Run
+from experiments.tasks import get_task, settings
+
+RULES = ("random", "id-grab", "cd-grab", "herd")
+"""What a task is compared with by default."""
+
+
+def comparison(
+    task: str, rules: Sequence[str] = RULES, seeds: int | Sequence[int] = 3, label: str = "", **changes: Any
+) -> list[Run]:
+    """Each rule and seed with the task's published settings and `changes`; seeds first, so that all rules grow alike.
+
+    `label` may hold "{rule}".
+    """
+    numbers = range(seeds) if isinstance(seeds, int) else seeds
+    named = [(rule, label.format(rule=rule)) for rule in rules]
+    return [settings(get_task(task), rule, seed, label=name, **changes) for seed in numbers for rule, name in named]
+
+
+def read_plan(path: Path) -> list[Run]:
+    """Runs from a JSON file: a list of {"task", "rules", "seeds", and any settings}, or of {"sweep", "task", ...}.
+
+    Every entry becomes a comparison, or the named sweep. All entries' first seeds come before any second one, so that a
+    plan that is cut short has whole tables of fewer seeds.
+    """
+    entries = json.loads(path.read_text())
+    if not isinstance(entries, list):
+        raise ValueError(f"{path} must hold a list of entries such as {{'task': 'hmda', 'rules': ['random', 'herd']}}")
+    runs: list[Run] = []
+    for number, entry in enumerate(entries):
+        try:
+            if "sweep" in entry:
+                runs += sweep(entry.pop("sweep"), **entry)
+            else:
+                runs += comparison(entry.pop("task"), entry.pop("rules", RULES), entry.pop("seeds", 3), **entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}, entry {number}: {error}") from None
+    return sorted(without_repeats(runs), key=lambda run: run.seed)  # a stable sort
+
+
+def without_repeats(runs: Iterable[Run]) -> list[Run]:
+    """The runs in their order, each once."""
+    return list({run.key: run for run in runs}.values())
+
+
+def sweep(name: str, task: str = "digits", seeds: int | Sequence[int] = 3, **changes: Any) -> list[Run]:
+    """A named ablation on a task."""
+    if name not in SWEEPS:
+        raise ValueError(f"there is no sweep {name!r}: choose among {', '.join(SWEEPS)}")
+    return without_repeats(SWEEPS[name](task, seeds, changes))
+
+
+Seeds = int | Sequence[int]
+Changes = dict[str, Any]
+
+
+def sketch_sizes(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
+    """Sketches of 16 to 1024 numbers against full gradients."""
+    runs = comparison(task, ["random"], seeds, **changes)
+    for dim in (16, 64, 256, 1024):
+        runs += comparison(task, ["herd"], seeds, label=f"herd K={dim}", **{**changes, "dim": dim})
+    if get_task(task).published_exact:
+        runs += comparison(task, ["herd"], seeds, label="herd full", **{**changes, "exact": True})
+    return runs
+
+
+def pass_counts(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
+    """One to thirty balance passes between epochs."""
+    runs = comparison(task, ["random"], seeds, **changes)
+    for passes in (1, 2, 5, 10, 30):
+        runs += comparison(task, ["herd"], seeds, label=f"herd {passes} passes", **{**changes, "passes": passes})
+    return runs
+
+
+def refreshes(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
+    """Sketches in every epoch against sketches that may get older: the cost of a tap is spread over so many epochs."""
+    runs = comparison(task, ["random"], seeds, **changes)
+    for refresh in (1, 2, 4, 8, 16):
+        runs += comparison(task, ["herd"], seeds, label=f"herd ≤ {refresh} old", **{**changes, "refresh": refresh})
+    return runs
+
+
+def layer_choices(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
+    """All layers tapped, those that a budget of the step's time allows, or what the library takes by default."""
+    runs = comparison(task, ["random"], seeds, **changes)
+    for layers, name in (("all", "all layers"), ("10%", "10%"), ("2%", "2%"), (None, "default layers")):
+        runs += comparison(task, ["herd"], seeds, label=f"herd {name}", **{**changes, "layers": layers})
+    return runs
+
+
+def shard_kinds(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
+    """Four workers: one global order against own shards, mixed and sorted by label."""
+    four = {"workers": 4, **changes}
+    if "workers" not in changes and "batch_size" not in changes:
+        four["batch_size"] = max(get_task(task).defaults["batch_size"] // 4, 1)
+    runs = comparison(task, ["random"], seeds, **{**four, "shards": "local"})
+    runs += comparison(task, ["herd"], seeds, label="herd global", **{**four, "shards": "global"})
+    runs += comparison(task, ["cd-grab", "herd"], seeds, label="{rule} own", **{**four, "shards": "local"})
+    apart = {**four, "shards": "local", "sorted_shards": True}
+    return runs + comparison(task, ["random", "cd-grab", "herd"], seeds, label="{rule} sorted", **apart)
+
+
+def learning_rates(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
+    """A quarter to four times the task's learning rate: where ordering pays most."""
+    lr = changes.get("lr", get_task(task).defaults["lr"])
+    runs = []
+    for factor in (0.25, 1.0, 4.0):
+        label = f"{{rule}} lr={lr * factor:g}"
+        runs += comparison(task, ["random", "cd-grab", "herd"], seeds, label=label, **{**changes, "lr": lr * factor})
+    return runs
+
+
+def worker_counts(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
+    """1, 4 and 16 workers with own shards that share the same step: ID-GraB loses what CD-GraB and herd keep."""
+    step = changes.get("batch_size", get_task(task).defaults["batch_size"]) * get_task(task).defaults.get("workers", 1)
+    runs = []
+    for workers in (1, 4, 16):
+        if step % workers:
+            continue
+        split = {**changes, "workers": workers, "batch_size": step // workers, "shards": "local"}
+        runs += comparison(task, RULES, seeds, label=f"{{rule}} ×{workers}", **split)
+    return runs
+
+
+def optimizers(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
+    """SGD with momentum against AdamW, each at a rate of its own; no theory covers Adam.
+
+    SGD keeps the task's effective rate, lr / (1 − momentum): ten times that would only diverge.
+    """
+    adam = {**changes, "optimizer": "adamw", "lr": changes.get("adam_lr", 1e-3)}
+    adam.pop("adam_lr", None)
+    sgd = {k: v for k, v in changes.items() if k != "adam_lr"}
+    defaults = get_task(task).defaults
+    lr = changes.get("lr", defaults["lr"]) * (1 - 0.9) / (1 - defaults.get("momentum", 0.0))
+    sgd = {**sgd, "optimizer": "sgd", "momentum": 0.9, "lr": round(lr, 10)}
+    rules = ["random", "cd-grab", "herd"]
+    return comparison(task, rules, seeds, label="{rule} SGD", **sgd) + comparison(
+        task, rules, seeds, label="{rule} AdamW", **adam
+    )
+
+
+def noise(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
+    """Plain, with dropout, and (for images) with augmentation: noise that a stored sketch knows nothing of."""
+    kinds: dict[str, dict[str, Any]] = {"plain": {"augment": False}, "dropout": {"augment": False, "dropout": 0.2}}
+    if get_task(task).augments:
+        kinds["augment"] = {"augment": True}
+    runs = []
+    for kind, options in kinds.items():
+        merged = {**changes, "options": {**changes.get("options", {}), **options}}
+        runs += comparison(task, ["random", "herd"], seeds, label=f"{{rule}} {kind}", **merged)
+    return runs
+
+
+SWEEPS: dict[str, Callable[[str, Seeds, Changes], list[Run]]] = {
+    "sketch-size": sketch_sizes,
+    "passes": pass_counts,
+    "layers": layer_choices,
+    "refresh": refreshes,
+    "shards": shard_kinds,
+    "lr": learning_rates,
+    "workers": worker_counts,
+    "optimizer": optimizers,
+    "noise": noise,
+}
+"""Name → what makes the runs of an ablation."""

@@ -1,0 +1,67 @@
+"""The demo, as a user types it; and that the package needs nothing of the clone around it."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from heeler.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """The demo sets them for itself."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def call(*arguments):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_demo_draws_and_tells(tmp_path):
+    out = call("demo", "--seeds", 2, "--epochs", 2, "--plot", tmp_path / "demo.png").output
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert all(rule in out for rule in ("random", "cd-grab", "herd"))
+
+
+def test_demo_as_json(tmp_path):
+    tables = json.loads(call("demo", "--seeds", 1, "--epochs", 2, "--json", "--plot", tmp_path / "d.png").stdout)
+    assert [table["task"] for table in tables] == ["digits", "digits-mlp"]
+    assert set(tables[0]["rules"]) == {"random", "cd-grab", "herd"}
+
+
+def test_demo_trains_as_the_experiments_do(tmp_path):
+    """CD-GraB's four workers, driven by hand in the demo, and Heeler's default come to the experiments' numbers."""
+    from experiments.folder import Folder
+    from experiments.records import from_records
+    from experiments.tasks import get_task, settings
+    from experiments.training import train
+
+    tables = json.loads(call("demo", "--seeds", 1, "--epochs", 3, "--json", "--plot", tmp_path / "d.png").stdout)
+    for table in tables:
+        task = get_task(table["task"])
+        four = {"workers": 4, "batch_size": 4, "shards": "local"}
+        for rule, changes in (("random", {}), ("cd-grab", four), ("herd", {})):
+            run = settings(task, rule, 0, epochs=3, **changes)
+            last = from_records(run, train(run, Folder(tmp_path))).series(table["quantity"])[-1]
+            assert table["rules"][rule]["by_epoch"]["3"]["mean"] == pytest.approx(last, rel=1e-9)
+
+
+@pytest.mark.parametrize("folder", ["src/heeler", "examples"])
+def test_nothing_users_run_imports_what_is_not_installed(folder):
+    found = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [(path.name, name) for name in names if name.split(".")[0] in ("experiments", "benchmarks")]
+    assert found == []
