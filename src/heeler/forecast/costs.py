@@ -43,7 +43,7 @@ def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = Tr
     dealt: one order is dealt out to all workers; False where each has a shard of its own.
     """
     rule = make_rule(order, 2, 1)
-    tabled = hasattr(rule, "table")
+    tabled = rule.keeps_table
     table = examples * (2 * dim + 1) if tabled else 0
     checkpoint = table + 8 * examples
     if rule.needs_vectors and not tabled:

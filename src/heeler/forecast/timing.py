@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch import Sketcher, SketchTable
+from heeler.herding import SketchTable
+from heeler.sketch import Courier, Sketcher
 
 TURNS = 9
 TURN_SECONDS = 0.1
@@ -61,6 +62,7 @@ def _stepper(
     model: nn.Module, loss: Callable[[nn.Module], Tensor], sketcher: Sketcher | None = None
 ) -> Callable[[], None]:
     table: SketchTable | None = None
+    courier = Courier()
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.0)
 
     def step() -> None:
@@ -75,7 +77,9 @@ def _stepper(
                     "a step of loss(model) left no sketch: it must call the model that it is given, once, on a batch"
                 )
             table = table or SketchTable(len(rows), sketcher.dim)
-            table.put(np.arange(len(rows)), rows)
+            courier.send(np.arange(len(rows)), rows)
+            for indices, vectors in courier.receive():
+                table.put(indices, vectors)
 
     return step
 
