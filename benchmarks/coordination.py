@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 import heeler
 from heeler.herding import make_rule
-from heeler.herding.solver import solve_with_report
+from heeler.herding import solve as solve_table
 from heeler.ordering.coordination import CoordinatedTurnover
 from heeler.ordering.dealing import IntArray, deal
 from heeler.ordering.turnover import EARLY_FROM
@@ -156,7 +156,7 @@ def _play(
 def _compile(dim: int, batch_size: int, shards: int) -> None:
     sizes = [4 * batch_size] * shards
     rule = make_rule(
-        "herd", sum(sizes), dim, batch_size=batch_size, shard_sizes=sizes if shards > 1 else None, passes=2
+        "herd", sum(sizes), dim, batch_size=batch_size, shard_sizes=sizes if shards > 1 else None, sweeps=2
     )
     rule.observe(rule.order, np.random.default_rng(0).standard_normal((sum(sizes), dim), dtype=np.float32))
     rule.next_order()
@@ -183,10 +183,10 @@ def _alike_role(count: int, examples: int, dim: int, batch_size: int, epoch_seco
         dist.all_gather(list(table.chunk(count)), mine)
         gathered = time.perf_counter()
         order: IntArray = np.random.default_rng(0).permutation(each * count)
-        solution = solve_with_report(table.numpy(), order, batch_size=batch_size * count, passes=16)
+        solution = solve_table(table.numpy(), order, batch_size=batch_size * count, sweeps=16)
         ended = time.perf_counter()
         dist.barrier()
-        return {"exchange": gathered - started, "wall": ended - gathered, "passes": float(solution.passes)}
+        return {"exchange": gathered - started, "wall": ended - gathered, "passes": float(solution.sweeps)}
 
     ranks = run_ranks(count, rank, timeout=900.0)
     exchange, solve = (max(measured[name] for measured in ranks) for name in ("exchange", "wall"))

@@ -93,7 +93,7 @@ def main() -> None:
             g = full.pop().numpy()
             full.detach()
             start = np.random.default_rng(seed).permutation(len(g))
-            best = herding_bound(g, solve(g, start, seed=seed)).two
+            best = herding_bound(g, solve(g, start, seed=seed).order).two
             seen: list[set[str]] = []
             budgets: list[Any] = ["0.1%", "0.5%", "1%", "2%", "3%", "5%", "10%", "20%", "50%", "all"]
             weighted = [n for n, module in model.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
@@ -111,7 +111,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 s = sketcher.pop().numpy()
                 sketcher.detach()
-                bound = herding_bound(g, solve(s, start, seed=seed)).two
+                bound = herding_bound(g, solve(s, start, seed=seed).order).two
                 results.append({
                     "model": name, "seed": seed, "budget": None if alone else budget, "layers": sorted(chosen),
                     "of_parameters": sketcher.coverage.share_of_parameters, "of_variance": centred,

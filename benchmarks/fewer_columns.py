@@ -171,10 +171,10 @@ def bounds(gram: Tensor, rows: Tensor) -> list[dict[str, Any]]:
     random = []
     for seed in range(SEEDS):
         start = np.random.default_rng(seed).permutation(len(full))
-        best = herding_bound(full, solve(full, start, seed=seed)).two
+        best = herding_bound(full, solve(full, start, seed=seed).order).two
         random.append(herding_bound(full, start).two / best)
         for arm in range(len(ARMS)):
-            order = solve(rows[seed, arm].numpy(), start, seed=seed)
+            order = solve(rows[seed, arm].numpy(), start, seed=seed).order
             found[arm].append(herding_bound(full, order).two / best)
     middle = float(np.median(random))
     return [

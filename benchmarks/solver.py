@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from heeler.herding import Solution, balance_pass, solve_with_report
-from heeler.herding._validate import Array, as_bits, frozen
+from heeler.herding import Solution, balance_sweep, solve
+from heeler.herding.validate import Array, as_bits, frozen
 
 DTYPES = ("float16", "float32")
 
@@ -42,8 +42,8 @@ def bench_solver(
     solutions: list[Solution] = []
     jobs: list[Callable[[], Any]] = [
         lambda: gather_sum(table, order),
-        lambda: balance_pass(table, order),
-        lambda: solutions.append(solve_with_report(table, order, passes=passes, seed=seed)),
+        lambda: balance_sweep(table, order),
+        lambda: solutions.append(solve(table, order, sweeps=passes, seed=seed)),
     ]
     gather, walk, whole = _interleaved(jobs, repeats)
     floor, one_pass, solving = statistics.median(gather), statistics.median(walk), statistics.median(whole)
@@ -53,7 +53,7 @@ def bench_solver(
         "ratio": one_pass / floor,
         "solve_seconds": solving,
         "solve_ratio": solving / floor,
-        "solve_passes": solutions[0].passes,
+        "solve_passes": solutions[0].sweeps,
         "peak_memory_ratio": 1 + (_peak_bytes() - before) / table.nbytes,
         "pass_seconds_range": [min(walk), max(walk)],
         "gather_sum_seconds_range": [min(gather), max(gather)],
@@ -85,8 +85,8 @@ def _run_once(dtype: str) -> None:
     """Compile, on a table of no size."""
     table, order = _table(4, 4, dtype, 0)
     gather_sum(table, order)
-    balance_pass(table, order)
-    solve_with_report(table, order)
+    balance_sweep(table, order)
+    solve(table, order)
 
 
 def _interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[list[float]]:

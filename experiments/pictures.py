@@ -32,14 +32,14 @@ def two_weight_gradients(examples: int, seed: int = 0) -> Floats:
 
 def prefix_sums() -> Any:
     """Where the sum of the gradients walks within an epoch: in a random order, after one pass, and herded."""
-    from heeler.herding import balance_pass, herding_bound, solve
+    from heeler.herding import balance_sweep, herding_bound, solve
 
     gradients = two_weight_gradients(400)
     random = np.random.default_rng(0).permutation(len(gradients))
     orders = {
         "random order": (random, COLOURS["random"]),
-        "after one balance pass": (balance_pass(gradients, random), COLOURS["cd-grab"]),
-        "herded": (solve(gradients, random), COLOURS["herd"]),
+        "after one balance pass": (balance_sweep(gradients, random), COLOURS["cd-grab"]),
+        "herded": (solve(gradients, random).order, COLOURS["herd"]),
     }
     figure, grid = pyplot().subplots(1, 3, figsize=(9.6, 3.5), layout="constrained", sharex=True, sharey=True)
     for axes, (name, (order, colour)) in zip(grid, orders.items(), strict=True):
@@ -87,13 +87,13 @@ def balance_steps() -> Any:
 
 def passes() -> Any:
     """The herding bound by the number of balance passes over one table."""
-    from heeler.herding import balance_pass, herding_bound
+    from heeler.herding import balance_sweep, herding_bound
 
     table = np.random.default_rng(0).normal(size=(10_000, 64))
     order = np.random.default_rng(1).permutation(len(table))
     bounds = [herding_bound(table, order).two]
     for _ in range(12):
-        order = balance_pass(table, order)
+        order = balance_sweep(table, order)
         bounds.append(herding_bound(table, order).two)
     figure, axes = pyplot().subplots(figsize=(6.4, 3.2), layout="constrained")
     axes.plot(range(len(bounds)), bounds, "o-", color=COLOURS["herd"], linewidth=2)

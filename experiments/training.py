@@ -43,7 +43,7 @@ class OneProcess:
             dim=run.dim,
             refresh=refresh_of(run),
             seed=run.seed,
-            rule_options={"passes": run.passes} if run.passes and run.rule == "herd" else None,
+            rule_options={"sweeps": run.passes} if run.passes and run.rule == "herd" else None,
         )
 
     def wrap(self, model: nn.Module) -> nn.Module:

@@ -1,7 +1,13 @@
 """Heeler puts training examples into an order in which SGD converges faster: two changed lines in a PyTorch script."""
 
-from heeler.forecast import Explanation, explain
-from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heeler.forecast import Explanation, explain
+    from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
 
 __version__ = "0.1.0"
 __all__ = [
@@ -16,3 +22,19 @@ __all__ = [
     "load",
     "save",
 ]
+_PACKAGES = ("diversity", "forecast", "herding", "ordering", "sketch")
+
+
+def __getattr__(name: str) -> Any:
+    """Import at first use, so that `heeler.herding` can be had without torch."""
+    if name in _PACKAGES:
+        return import_module(f"heeler.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'heeler' has no attribute {name!r}")
+    home = "heeler.forecast" if name in ("Explanation", "explain") else "heeler.ordering"
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heeler.herding import balance_pass, coordinated_pair_pass, make_rule, pair_pass, parallel_herding_bound, reference
-from heeler.herding.rules.tabled import greedy_order
+from heeler.herding import balance_sweep, coordinated_pair_sweep, make_rule, pair_sweep, parallel_herding_bound
+from heeler.herding.rules.greedy import greedy_order
+from tests.herding import reference
 from tests.herding.strategies import shards, split, vectors
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -32,7 +33,7 @@ def test_cd_grab_does_not_depend_on_how_batches_arrive(sizes, data, random):
             count = random.randint(1, len(own))
             rule.observe(np.array(own[:count]), table[own[:count]])
             del own[:count]
-        expected = coordinated_pair_pass(table, order, shard_sizes=sizes)
+        expected = coordinated_pair_sweep(table, order, shard_sizes=sizes)
         np.testing.assert_array_equal(rule.next_order(), expected)
 
 
@@ -43,16 +44,16 @@ def test_id_grab_balances_each_worker_by_itself(sizes, data):
     rule = make_rule("id-grab", sum(sizes), table.shape[1], shard_sizes=sizes)
     for _ in range(2):
         order, got = epoch(rule, table)
-        expected = [reference.coordinated_pair_pass(table.astype(float), [own])[0] for own in split(order, sizes)]
+        expected = [reference.coordinated_pair_sweep(table.astype(float), [own])[0] for own in split(order, sizes)]
         np.testing.assert_array_equal(got, np.concatenate(expected))
 
 
 @QUICK
 @given(vectors())
-def test_pair_is_the_pair_pass(table):
+def test_pair_is_the_pair_sweep(table):
     rule = make_rule("pair", *table.shape)
     order, got = epoch(rule, table)
-    np.testing.assert_array_equal(got, pair_pass(table, order))
+    np.testing.assert_array_equal(got, pair_sweep(table, order))
 
 
 @QUICK
@@ -71,12 +72,12 @@ def test_grab_centres_on_the_last_epochs_uncentred_mean(sizes, data):
         np.testing.assert_allclose(rule._means[len(sizes) - 1], table[-sizes[-1] :].mean(axis=0) if sizes[-1] else 0)
 
 
-def test_grab_with_a_true_mean_is_the_balance_pass():
+def test_grab_with_a_true_mean_is_the_balance_sweep():
     table = np.random.default_rng(0).standard_normal((41, 6))
     rule = make_rule("grab", 41, 6)
     epoch(rule, table)
     order, got = epoch(rule, table)
-    np.testing.assert_array_equal(got, balance_pass(table, order))
+    np.testing.assert_array_equal(got, balance_sweep(table, order))
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
@@ -88,7 +89,7 @@ def test_recursive_is_its_reference(depth):
         order, got = epoch(rule, table)
         np.testing.assert_array_equal(got, reference.tree_order(table.astype(float), order, np.zeros(3), depth))
     if depth == 0:
-        np.testing.assert_array_equal(got, balance_pass(table, order))
+        np.testing.assert_array_equal(got, balance_sweep(table, order))
 
 
 @pytest.mark.parametrize("name", ["walk", "kh"])
@@ -131,7 +132,7 @@ def test_the_walks_constant_is_the_callers():
     fair, keen = (make_rule("walk", 400, 3, seed=1, c=c) for c in (1e12, 1e-12))
     _, timid = epoch(fair, table)
     order, greedy = epoch(keen, table)
-    certain = pair_pass(table, order)  # but for the first pair, a fair coin, which may turn all signs round
+    certain = pair_sweep(table, order)  # but for the first pair, a fair coin, which may turn all signs round
     assert np.array_equal(greedy, certain) or np.array_equal(greedy, certain[::-1])
     assert not np.array_equal(timid, certain)
     assert not np.array_equal(timid, certain[::-1])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from heeler.herding import Rule, make_rule, rule_names
+from heeler.herding import OrderingRule, make_rule, rule_names
 
 SIZES = [9, 12, 4]
 N, K = sum(SIZES), 5
@@ -42,7 +42,7 @@ def test_all_the_rules_are_there():
 def test_orders_are_permutations_of_each_shard_whatever_is_seen(name):
     for sizes in (SIZES, [N], [0, N, 0]):
         rule = make_rule(name, N, K, seed=1, shard_sizes=sizes)
-        assert isinstance(rule, Rule)
+        assert isinstance(rule, OrderingRule)
         check_order(rule.order, sizes)
         for seen in (rule.order, rule.order[:7], rule.order[:0], rule.order[::-1][:20], np.array([3, 3, 3, 4, 3])):
             feed(rule, np.array(seen))

@@ -5,18 +5,18 @@ import pytest
 import torch
 
 from heeler.herding import (
-    balance_pass,
-    coordinated_pair_pass,
+    balance_sweep,
+    coordinated_pair_sweep,
     herding_bound,
     make_rule,
-    pair_pass,
+    pair_sweep,
     parallel_herding_bound,
     solve,
 )
 
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
 ORDER = np.arange(4)
-ONE = (balance_pass, pair_pass, herding_bound, solve)
+ONE = (balance_sweep, pair_sweep, herding_bound, solve)
 
 
 @pytest.mark.parametrize("function", ONE)
@@ -54,23 +54,27 @@ def test_nonfinite_rows_are_refused_or_screened(bad, dtype):
             function(table, order)
         with pytest.warns(UserWarning, match="2 of 12 vectors are not finite and count as zero: rows 2, 7"):
             got = function(table, order, screen=True)
-        np.testing.assert_array_equal(got, function(zeroed, order))
+        expected = function(zeroed, order)
+        if function is solve:
+            got, expected = got[:-1], expected[:-1]  # all but the seconds
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
     assert not np.isfinite(table[2, 1])
-    for function in (coordinated_pair_pass, parallel_herding_bound, solve):
+    for function in (coordinated_pair_sweep, parallel_herding_bound, solve):
         with pytest.raises(ValueError, match="screen=True"):
             function(table, np.arange(12), shard_sizes=[5, 7])
     np.testing.assert_array_equal(
-        np.sort(balance_pass(table, np.delete(order, np.argwhere(np.isin(order, [2, 7]))), subset=True)),
+        np.sort(balance_sweep(table, np.delete(order, np.argwhere(np.isin(order, [2, 7]))), subset=True)),
         [0, 1, 3, 4, 5, 6, 8, 9, 10, 11],
     )
 
 
 def test_sums_beyond_float64_are_refused():
     with pytest.raises(ValueError, match="scale them down"):
-        balance_pass(np.full((4, 1), 1e308), ORDER)
+        balance_sweep(np.full((4, 1), 1e308), ORDER)
 
 
-@pytest.mark.parametrize("function", [coordinated_pair_pass, parallel_herding_bound, solve])
+@pytest.mark.parametrize("function", [coordinated_pair_sweep, parallel_herding_bound, solve])
 def test_bad_shards(function):
     cube, orders = TABLE.reshape(2, 2, 3), np.array([[0, 1], [1, 0]])
     for bad in (orders[:1], orders.T[:1], np.array([[0, 1], [1, 1]]), np.array([[0, 1], [2, 3]])):
@@ -83,8 +87,8 @@ def test_bad_shards(function):
             function(TABLE, ORDER, shard_sizes=sizes)
     with pytest.raises(ValueError, match="batch_size"):
         solve(TABLE, ORDER, batch_size=0)
-    with pytest.raises(ValueError, match="passes"):
-        solve(TABLE, ORDER, passes=0)
+    with pytest.raises(ValueError, match="sweeps"):
+        solve(TABLE, ORDER, sweeps=0)
 
 
 def test_bad_rules_and_observations():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from heeler.herding import SketchTable
-from heeler.sketch import Sketcher
+from heeler.sketch import HostCopy, Sketcher
 from heeler.sketch.compiled import is_compiled
 
 TURNS = 9
@@ -101,6 +101,7 @@ def _step(
     model: nn.Module, loss: Callable[[nn.Module], Tensor], sketcher: Sketcher | None = None
 ) -> Callable[[], None]:
     table: SketchTable | None = None
+    host_copy = HostCopy()
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.0)
 
     def file() -> None:
@@ -112,7 +113,9 @@ def _step(
                 "a step of loss(model) left no sketch: it must call the model that it is given, once, on a batch"
             )
         table = table or SketchTable(len(rows), sketcher.dim)
-        table.put(np.arange(len(rows)), rows)
+        host_copy.send(np.arange(len(rows)), rows)
+        for indices, vectors in host_copy.receive():
+            table.put(indices, vectors)
 
     return training_step(lambda: loss(model), optimizer, file if sketcher is not None else None)
 

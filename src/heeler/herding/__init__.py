@@ -1,25 +1,28 @@
-"""The mathematics of ordering, on arrays alone: balance passes, a solver, bounds, and the field's online rules by name.
+"""The mathematics of ordering, on arrays alone: balance sweeps, a solver, bounds, a table, and the rules by name.
 
-Knows nothing of models or samplers. Importing it compiles nothing; kernels load at first use.
+Knows nothing of models or samplers, and does not import torch. Kernels are compiled, or loaded, at first use.
 """
 
 from heeler.herding.bounds import Bound, herding_bound, parallel_herding_bound
-from heeler.herding.passes import balance_pass, coordinated_pair_pass, pair_pass
-from heeler.herding.rules import RULES, Rule, make_rule, rule_names
-from heeler.herding.solver import Solution, solve, solve_with_report
+from heeler.herding.rules import RULES, OrderingRule, adopt, make_rule, rule_class, rule_names
+from heeler.herding.solver import Solution, solve
+from heeler.herding.sweeps import balance_sweep, coordinated_pair_sweep, pair_sweep
+from heeler.herding.table import SketchTable
 
 __all__ = [
     "RULES",
     "Bound",
-    "Rule",
+    "OrderingRule",
+    "SketchTable",
     "Solution",
-    "balance_pass",
-    "coordinated_pair_pass",
+    "adopt",
+    "balance_sweep",
+    "coordinated_pair_sweep",
     "herding_bound",
     "make_rule",
-    "pair_pass",
+    "pair_sweep",
     "parallel_herding_bound",
+    "rule_class",
     "rule_names",
     "solve",
-    "solve_with_report",
 ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from heeler.herding._problem import Problem, flat_problem, worker_problem
+from heeler.herding.problem import Problem, flat_problem, worker_problem
 
 
 class Bound(NamedTuple):
@@ -15,9 +15,9 @@ class Bound(NamedTuple):
     inf: float
     """max_t ‖Σ_{τ≤t} z_τ‖_∞, as in the published simulation."""
     two: float
-    """max_t ‖Σ_{τ≤t} z_τ‖₂, what `solve` makes small."""
+    """max_t ‖Σ_{τ≤t} z_τ‖₂, what the theorems bound."""
     rms: float
-    """Root mean square over t of ‖Σ_{τ≤t} z_τ‖₂."""
+    """Root mean square over t of ‖Σ_{τ≤t} z_τ‖₂, what `solve` makes small."""
 
 
 def herding_bound(

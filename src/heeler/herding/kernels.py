@@ -1,16 +1,15 @@
-"""The compiled loops. Each has a twin of the same name in `reference`, which reads like the equations.
+"""The compiled loops. Their plain twins in the tests' `reference` read like the equations.
 
-Every loop walks a table of N rows in a given order, which is to say at random: it is bound by the reading of memory.
-Hence three things done throughout:
+Every sweep reads a table of N rows in a given order, which is to say at random: reading memory takes the time. Hence
+three things done throughout:
 
 - rows a few kilobytes ahead in the order are fetched into cache (`_prefetch`) while the present one is worked on;
 - half-precision rows are read as bits and widened in the registers (`_narrow`: one instruction for sixteen);
-- each row is read once: a walk that balances an order also judges the order it walks (its prefixes' squared norms).
+- each row is read once: a sweep that balances an order also judges it (its prefixes' squared norms).
 
-Sums are float64, but for the mean-centred walk over half and single precision: signs do not need more than float32
-there, which takes half the time, and `prefix_walk` has the last word on bounds. `reassoc` and `contract` let sums be
-split over vector lanes; comparisons keep their meaning (no `nnan`). Nothing here checks its input: that is done in
-`_validate`.
+Sums are float64, except in the mean-centred sweep over half and single precision: signs need no more than float32
+there, which takes half the time, and `prefix_norms` has the last word on bounds. `reassoc` and `contract` let sums be
+split over vector lanes; comparisons keep their meaning (no `nnan`). Nothing here checks its input: `validate` does.
 """
 
 from typing import Any
@@ -24,7 +23,7 @@ _MATH = {"reassoc", "contract", "nsz"}
 _COMPILE: dict[str, Any] = {"nogil": True, "cache": True, "fastmath": _MATH, "error_model": "numpy"}
 _DRIFT_STEPS = 64
 _LINE = 64  # bytes in a cache line
-_AHEAD_BYTES = 4096  # how far ahead of the walk rows are fetched: more than memory's latency, less than the L1 cache
+_AHEAD_BYTES = 4096  # how far ahead rows are fetched: more than memory's latency, less than the L1 cache
 
 
 @intrinsic
@@ -35,6 +34,16 @@ def _widen_half(typing_context, bits):
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
     return types.float32(types.uint16), generate
+
+
+@intrinsic
+def _half_bits(typing_context, x):
+    """float16 bits of a float32 value, rounded to nearest, ties to even."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
 
 
 @intrinsic
@@ -100,7 +109,7 @@ def _ahead(table):
 
 @njit(**_COMPILE)
 def gather_sum(table, order, total):
-    """Add up the rows in the given order: the floor under every walk. total (K,) is added to."""
+    """Add up the rows in the given order: the floor under every sweep. total (K,) is added to."""
     ahead = _ahead(table)
     for t in range(order.size):
         if t + ahead < order.size:
@@ -108,6 +117,15 @@ def gather_sum(table, order, total):
         row = order[t]
         for k in range(table.shape[1]):
             total[k] += _narrow(table[row, k])
+
+
+@njit(**_COMPILE)
+def store_halves(bits, where, values, scale, largest):
+    """Row where[i] of bits (N, K) uint16 becomes values[i] × scale, within ±largest, in half precision."""
+    for i in range(where.size):
+        row = bits[where[i]]
+        for k in range(values.shape[1]):
+            row[k] = _half_bits(min(max(values[i, k] * scale, -largest), largest))
 
 
 @njit(**_COMPILE)
@@ -133,13 +151,13 @@ def shard_means(table, order, offsets, means):
 
 
 @njit(**_COMPILE)
-def balance_walk(table, order, mean, drift, following, running, prefix, batch_size):
-    """One mean-centred balance pass; returns the sum of ‖prefix‖² of `order` over batch boundaries and the end.
+def balance_sweep(table, order, mean, drift, following, running, prefix, batch_size):
+    """One mean-centred balance sweep; returns the sum of ‖prefix‖² of `order` over batch boundaries and the end.
 
     table (N, K), order (N,), following (N,) is written; mean, drift, running and prefix (K,) all of the type that sums
-    are to have. drift is what rounding to that type took off the mean; it is given back to the prefix now and then, for
-    t times a rounding error is none. running and prefix are scratch, zeroed here. With batch_size 0 nothing is judged.
-    The loop over k adds row t-1 with its sign and takes row t's inner product in one sweep.
+    are to have. drift is what rounding to that type took off the mean; it is given back to the prefix now and
+    then, as t rounding errors add up. running and prefix are scratch, zeroed here. With batch_size 0 nothing is judged.
+    The loop over k adds row t-1 with its sign and takes row t's inner product at once.
     """
     size, dim, ahead = order.size, table.shape[1], _ahead(table)
     front, back, left = 0, size - 1, batch_size
@@ -184,8 +202,8 @@ def balance_walk(table, order, mean, drift, following, running, prefix, batch_si
 
 
 @njit(**_COMPILE)
-def pair_walk(table, order, offsets, means, group, following, running, first, second, prefix, batch_size):
-    """One coordinated pair pass over all shards; returns the sum of squared norms of the workers' common prefix.
+def pair_sweep(table, order, offsets, means, group, following, running, first, second, prefix, batch_size):
+    """One coordinated pair sweep over all shards; returns the sum of squared norms of the workers' common prefix.
 
     table (N, K); order (N,) flat with shard j at offsets[j]:offsets[j+1]; means (n, K); group (n,) names the running
     sum, a row of running (g, K), that worker j shares; following (N,) is written; running and first, second and prefix
@@ -199,9 +217,7 @@ def pair_walk(table, order, offsets, means, group, following, running, first, se
     running[:] = 0.0
     prefix[:] = 0.0
     total = 0.0
-    pairs_ahead = max(
-        ahead // (2 * workers), 1
-    )  # workers' rows of one pair are spread over the table: look ahead by pairs
+    pairs_ahead = max(ahead // (2 * workers), 1)  # the workers' rows are spread over the table: look ahead by pairs
     for i in range((longest + 1) // 2):
         first[:] = 0.0  # Σ_j (z_j − mean_j) at position 2i, and at 2i + 1
         second[:] = 0.0
@@ -249,10 +265,10 @@ def pair_walk(table, order, offsets, means, group, following, running, first, se
 
 
 @njit(**_COMPILE)
-def prefix_walk(table, order, offsets, means, prefix, batch_size):
+def prefix_norms(table, order, offsets, means, prefix, batch_size):
     """Norms of the common prefix at batch boundaries: (largest infinity norm, largest ‖·‖², sum of ‖·‖², boundaries).
 
-    Arguments as in `pair_walk`; position t of every worker that still has one makes one step.
+    Arguments as in `pair_sweep`; position t of every worker that still has one makes one step.
     """
     workers, dim, ahead = offsets.size - 1, table.shape[1], _ahead(table)
     longest = 0

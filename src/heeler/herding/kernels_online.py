@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
-"""The compiled loops of the online rules: one call for a batch of vectors as they come, state O(K) a running sum.
+"""The compiled loops of the online rules: one call per batch of vectors as they come.
 
 Vectors are (b, K) float32 or float64; `worker` (b,) says whose each one is. A worker's places are its own stretch of a
 flat array: the front list grows from its left end (`left`), the back list from its right end (`right`).

@@ -1,11 +1,11 @@
-"""Several passes over one table, judged, the best order kept.
+"""Several sweeps over one table, judged, the best order kept.
 
 The objective is the root mean square, over batch boundaries, of the 2-norm of the centred prefix sum. The theorems
 bound the error by the *largest* norm, but choosing by it trains worse: one example with a huge gradient sets the
-largest norm of every order alike, and the choice between passes becomes noise. Measured on mortgage data (one row of
+largest norm of every order alike, and the choice between sweeps becomes noise. Measured on mortgage data (one row of
 norm 352, four workers with own shards, after 5 epochs, two seeds): 5.0e-6 from the optimum when chosen by the largest
-norm, 1.4e-7 by the root mean square; softmax regression on digits: 2.2e-3 and 9.5e-4. Only batch boundaries count, for
-within a batch gradients are averaged anyway.
+norm, 1.4e-7 by the root mean square; softmax regression on digits: 2.2e-3 and 9.5e-4. Only batch boundaries count, as
+gradients are averaged within a batch anyway.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from heeler.herding._problem import Problem, flat_problem, worker_problem
-from heeler.herding._validate import IntArray, as_numpy, check_positive
+from heeler.herding.problem import Problem, flat_problem, worker_problem
+from heeler.herding.validate import IntArray, as_numpy, check_positive
 
-PASSES = 10
+SWEEPS = 10
 PATIENCE = 3
-"""Passes without progress after which a solve ends."""
+"""Sweeps without progress after which a solve ends."""
 PROGRESS = 0.99
-"""A pass makes progress when it takes the best bound below this share of what it was."""
+"""A sweep makes progress when it takes the best bound below this share of what it was."""
 
 
 class Solution(NamedTuple):
@@ -38,8 +38,8 @@ class Solution(NamedTuple):
     """Of `order`: the least of all seen."""
     bound_random: float
     """Of a random order drawn from the seed."""
-    passes: int
-    """Passes walked."""
+    sweeps: int
+    """Sweeps done."""
     seconds: float
     """Wall time."""
 
@@ -48,71 +48,44 @@ def solve(
     vectors: Any,
     order: Any,
     *,
-    passes: int = PASSES,
-    batch_size: int = 1,
-    seed: int = 0,
-    shard_sizes: Sequence[int] | None = None,
-    subset: bool = False,
-    screen: bool = False,
-) -> IntArray:
-    """The best order that up to `passes` balance passes find, never worse than `order` nor than a random one.
-
-    One order, vectors (N, K) and order (N,), is improved by mean-centred passes. Own shards, vectors (n, m, K) and
-    order (n, m), or the flat form with `shard_sizes`, by coordinated pair passes: mean-centred ones let the workers'
-    lists drift apart. The table is never copied.
-
-    Args:
-        vectors: (N, K) or (n, m, K) float16, float32 or float64, NumPy or CPU torch, memory-mapped files too.
-        order: (N,) or (n, m) int; where the passes start.
-        passes: at most so many; fewer when they stop helping.
-        batch_size: examples per worker in a batch: prefixes are judged at batch boundaries.
-        seed: of the random order that the result is compared with.
-        shard_sizes: examples of each worker, shards side by side in the flat form.
-        subset: `order` may list only some rows of a flat table; `shard_sizes` then divide that list.
-        screen: count non-finite rows as zero, with a warning, instead of refusing them.
-
-    Returns:
-        int64, in the form of `order`.
-    """
-    return solve_with_report(
-        vectors,
-        order,
-        passes=passes,
-        batch_size=batch_size,
-        seed=seed,
-        shard_sizes=shard_sizes,
-        subset=subset,
-        screen=screen,
-    ).order
-
-
-def solve_with_report(
-    vectors: Any,
-    order: Any,
-    *,
-    passes: int = PASSES,
+    sweeps: int = SWEEPS,
     batch_size: int = 1,
     seed: int = 0,
     shard_sizes: Sequence[int] | None = None,
     subset: bool = False,
     screen: bool = False,
 ) -> Solution:
-    """`solve`, with the bounds before and after, the passes walked and the time."""
+    """The best order that up to `sweeps` balance sweeps find, never worse than `order` nor than a random one.
+
+    One order, vectors (N, K) and order (N,), is improved by mean-centred sweeps. Own shards, vectors (n, m, K) and
+    order (n, m), or the flat form with `shard_sizes`, by coordinated pair sweeps: mean-centred ones let the workers'
+    lists drift apart. The table is never copied.
+
+    Args:
+        vectors: (N, K) or (n, m, K) float16, float32 or float64, NumPy or CPU torch, memory-mapped files too.
+        order: (N,) or (n, m) int; where the sweeps start.
+        sweeps: at most this many; fewer when they stop helping.
+        batch_size: examples per worker in a batch: prefixes are judged at batch boundaries.
+        seed: of the random order that the result is compared with.
+        shard_sizes: examples of each worker, shards side by side in the flat form.
+        subset: `order` may list only some rows of a flat table; `shard_sizes` then divide that list.
+        screen: count non-finite rows as zero, with a warning, instead of refusing them.
+    """
     start = time.perf_counter()
-    passes = check_positive(passes, "passes")
+    sweeps = check_positive(sweeps, "sweeps")
     own_shards = shard_sizes is not None or as_numpy(vectors, "vectors").ndim == 3
     make = worker_problem if own_shards else flat_problem
     problem = make(vectors, order, batch_size=batch_size, shard_sizes=shard_sizes, subset=subset, screen=screen)
-    best, *sums, walked = _improve(problem, passes, np.random.default_rng(seed))
+    best, *sums, done = _improve(problem, sweeps, np.random.default_rng(seed))
     before, after, random = (math.sqrt(total / problem.boundaries) for total in sums)
-    return Solution(problem.as_given(best), before, after, random, walked, time.perf_counter() - start)
+    return Solution(problem.as_given(best), before, after, random, done, time.perf_counter() - start)
 
 
-def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[IntArray, float, float, float, int]:
-    """(best order, sums of squared prefix norms of the given, the best and the random one, passes walked).
+def _improve(problem: Problem, sweeps: int, rng: np.random.Generator) -> tuple[IntArray, float, float, float, int]:
+    """(best order, sums of squared prefix norms of the given, the best and the random one, sweeps done).
 
-    A walk judges the order it starts from, so that a pass and its judging read the table once. Where that judgement is
-    rounded (float32 sums) it chooses among passes only; who wins in the end `prefix_norms` decides.
+    A sweep judges the order it starts from, so that balancing and judging read the table once. Where that judgement is
+    rounded (float32 sums) it only chooses among sweeps; `prefix_norms` decides who wins in the end.
     """
     group = sharing_groups(np.diff(problem.offsets), problem.table.shape[1])
     alone = group.size == 1
@@ -120,21 +93,21 @@ def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[I
     bound_random = problem.prefix_norms(random)[2]
     current, following, best = problem.order.copy(), np.empty_like(problem.order), problem.order
     bound_given = bound_best = math.inf
-    idle = walked = 0
-    while walked < passes and idle < PATIENCE and bound_best > 0:
+    idle = done = 0
+    while done < sweeps and idle < PATIENCE and bound_best > 0:
         bound = problem.balance(current, following) if alone else problem.pair_balance(current, following, group)
-        walked += 1
-        if walked == 1:
+        done += 1
+        if done == 1:
             bound_given = bound_best = bound
         elif bound < bound_best:
             idle = 0 if bound < PROGRESS**2 * bound_best else idle + 1
-            best = current.copy() if best is problem.order else best
+            best = np.empty_like(current) if best is problem.order else best
             np.copyto(best, current)
             bound_best = bound
         else:
             idle += 1
-        if walked == 1 and bound > 4 * bound_random:
-            # A pass halves the bound (a quarter squared), so a random start is worth more than the pass just walked.
+        if done == 1 and bound > 4 * bound_random:
+            # A sweep halves the bound (a quarter squared), so a random start is worth more than the sweep just done.
             np.copyto(following, random)
         current, following = following, current
     finalists = [(bound_random, random), (problem.prefix_norms(current)[2], current)]
@@ -146,7 +119,7 @@ def _improve(problem: Problem, passes: int, rng: np.random.Generator) -> tuple[I
         bound_given = problem.prefix_norms(problem.order)[2]
         if bound_given <= bound_best:
             bound_best, best = bound_given, problem.order.copy()
-    return best, bound_given, bound_best, bound_random, walked
+    return best, bound_given, bound_best, bound_random, done
 
 
 def sharing_groups(sizes: IntArray, dim: int) -> IntArray:

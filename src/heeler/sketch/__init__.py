@@ -5,7 +5,6 @@ from heeler.sketch.coverage import Coverage
 from heeler.sketch.matrices import MatrixSpec
 from heeler.sketch.rules import Call, Cost, Examples, LeftOut, Rule, register
 from heeler.sketch.sketcher import Sketcher
-from heeler.sketch.table import SketchTable
 
 __all__ = [
     "Call",
@@ -16,7 +15,6 @@ __all__ = [
     "LeftOut",
     "MatrixSpec",
     "Rule",
-    "SketchTable",
     "Sketcher",
     "register",
 ]

@@ -1,17 +1,19 @@
-"""Every ordering rule of the field, by name, behind one small protocol."""
+"""Every ordering rule of the field, by name, behind one small base class."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from heeler.herding.rules.adopt import adopt
+from heeler.herding.rules.greedy import Greedy
+from heeler.herding.rules.herd import Herd
 from heeler.herding.rules.mean import Grab, Recursive
 from heeler.herding.rules.pairs import CdGrab, KernelHalving, Pair, Walk
-from heeler.herding.rules.protocol import Rule
+from heeler.herding.rules.protocol import OrderingRule
 from heeler.herding.rules.static import BlockReversal, FlipFlop, Incremental, Once, Random
-from heeler.herding.rules.tabled import Greedy, Herd
 
-RULES: dict[str, Callable[..., Rule]] = {
+RULES: dict[str, type[OrderingRule]] = {
     "herd": Herd,
     "random": Random,
     "once": Once,
@@ -23,17 +25,25 @@ RULES: dict[str, Callable[..., Rule]] = {
     "walk": Walk,
     "kh": KernelHalving,
     "recursive": Recursive,
-    "id-grab": Pair,  # with shards, pair balance on each worker is ID-GraB
-    "id-grab-mean": Grab,  # and so is GraB, in its mean variant
     "cd-grab": CdGrab,
     "greedy": Greedy,
 }
-"""Name → what makes the rule, `herd`, the default, first. Rules of your own may be added."""
+"""Name → class, `herd`, the default, first. Rules of your own may be added, if they take what `make_rule` gives."""
+ALIASES = {"id-grab": "pair", "id-grab-mean": "grab"}
+"""With shards, pair balance on each worker is ID-GraB, and GraB on each worker its mean variant."""
 
 
 def rule_names() -> list[str]:
     """All names that `make_rule` knows."""
-    return list(RULES)
+    return [*RULES, *ALIASES]
+
+
+def rule_class(name: str) -> type[OrderingRule]:
+    """The class behind a name, which says what the rule needs and can do."""
+    known = ALIASES.get(name, name)
+    if known not in RULES:
+        raise ValueError(f"there is no rule {name!r}: choose one of {', '.join(rule_names())}")
+    return RULES[known]
 
 
 def make_rule(
@@ -45,7 +55,7 @@ def make_rule(
     batch_size: int = 1,
     shard_sizes: Sequence[int] | None = None,
     **options: Any,
-) -> Rule:
+) -> OrderingRule:
     """An ordering rule by name.
 
     Args:
@@ -53,16 +63,16 @@ def make_rule(
         examples: N, over all workers.
         dim: K, the length of the vectors; not needed by rules without vectors.
         seed: of the first order and all other random numbers.
-        batch_size: examples of one worker in a batch.
+        batch_size: examples per worker in a batch.
         shard_sizes: examples of each worker, adding up to N; None for one worker. Worker j owns a stretch of numbers.
-        options: the rule's own, as its class documents them: `passes` of `herd`, `c` of `walk`, and so on.
+        options: the rule's own, as its class documents them: `sweeps` of `herd`, `c` of `walk`, and so on.
     """
-    if name not in RULES:
-        raise ValueError(f"there is no rule {name!r}: choose one of {', '.join(RULES)}")
-    return RULES[name](examples, dim, seed=seed, batch_size=batch_size, shard_sizes=shard_sizes, **options)
+    make: Callable[..., OrderingRule] = rule_class(name)
+    return make(examples, dim, seed=seed, batch_size=batch_size, shard_sizes=shard_sizes, **options)
 
 
 __all__ = [
+    "ALIASES",
     "RULES",
     "BlockReversal",
     "CdGrab",
@@ -73,11 +83,13 @@ __all__ = [
     "Incremental",
     "KernelHalving",
     "Once",
+    "OrderingRule",
     "Pair",
     "Random",
     "Recursive",
-    "Rule",
     "Walk",
+    "adopt",
     "make_rule",
+    "rule_class",
     "rule_names",
 ]

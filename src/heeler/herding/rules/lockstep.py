@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from heeler.herding._validate import Array, IntArray
+from heeler.herding.validate import Array, IntArray
 
 
 class Lockstep:

@@ -3,52 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from heeler.herding._validate import Array, IntArray, check_positive, frozen
-from heeler.herding.rules.base import BaseRule
+from heeler.herding.rules.base import Common
 from heeler.herding.rules.lockstep import Lockstep
+from heeler.herding.rules.online import TwoListRule
+from heeler.herding.validate import Array, IntArray, check_positive, frozen
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 
-class Pair(BaseRule):
+class Pair(TwoListRule):
     """PairBalance (arXiv 2302.00845): neighbours' difference D, added to S with the sign that keeps ⟨S, D⟩ ≤ 0.
 
     With shards every worker has its own S: ID-GraB.
     """
 
-    _state: ClassVar[tuple[str, ...]] = (
-        *BaseRule._state,
-        "_running",
-        "_waiting",
-        "_waiting_row",
-        "_places",
-        "_left",
-        "_right",
-        "_knobs",
-    )
-    _coordinated: ClassVar[bool] = False
+    _state = (*TwoListRule._state, "_running", "_waiting", "_waiting_row", "_knobs")
+    _shared_sum: ClassVar[bool] = False
     _sign_rule: ClassVar[int] = 0
+    """As `kernels_online` numbers them; it is not imported before it is needed."""
 
-    def __init__(
-        self,
-        examples: int,
-        dim: int | None = None,
-        *,
-        seed: int = 0,
-        batch_size: int = 1,
-        shard_sizes: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(examples, dim, seed=seed, batch_size=batch_size, shard_sizes=shard_sizes)
+    def __init__(self, examples: int, dim: int | None = None, **common: Unpack[Common]) -> None:
+        super().__init__(examples, dim, **common)
         width = self.dim or 0
-        sums = 1 if self._coordinated else self.workers
-        self._group = np.zeros(self.workers, np.int64) if self._coordinated else np.arange(self.workers)
-        self._running = np.zeros((sums, width))
+        self._group = np.zeros(self.workers, np.int64) if self._shared_sum else np.arange(self.workers)
+        self._running = np.zeros((1 if self._shared_sum else self.workers, width))
         self._waiting, self._waiting_row = np.zeros((self.workers, width)), np.full(self.workers, -1)
-        self._places = np.zeros(self.examples, np.int64)
-        self._left, self._right = self.offsets[:-1].copy(), self.offsets[1:] - 1
         self._knobs = np.zeros(3)
 
     def _take(self, rows: IntArray, floats: Array) -> None:
@@ -57,21 +41,10 @@ class Pair(BaseRule):
     def _balance(self, rows: IntArray, worker: IntArray, floats: Array) -> None:
         from heeler.herding import kernels_online
 
-        kernels_online.observe_pairs(
-            frozen(floats),
-            rows,
-            worker,
-            self._group,
-            self._running,
-            self._waiting,
-            self._waiting_row,
-            self._places,
-            self._left,
-            self._right,
-            self._sign_rule,
-            self._uniforms(worker),
-            self._knobs,
-        )
+        sums = (self._group, self._running, self._waiting, self._waiting_row)
+        lists = (self._places, self._left, self._right)
+        signs = (self._sign_rule, self._uniforms(worker), self._knobs)
+        kernels_online.observe_pairs(frozen(floats), rows, worker, *sums, *lists, *signs)
 
     def _uniforms(self, worker: IntArray) -> Array:
         """One random number for each pair that these vectors complete, so that batches may be cut anywhere."""
@@ -81,32 +54,20 @@ class Pair(BaseRule):
         return self._rng.random(int(np.sum((arrived + (self._waiting_row >= 0)) // 2)))
 
     def _close(self) -> IntArray:
-        lists = []
-        for j, shard in enumerate(self._shards()):
-            front, back = self._places[shard.start : self._left[j]], self._places[self._right[j] + 1 : shard.stop]
-            odd = self._waiting_row[j : j + 1]  # the odd last example keeps its place: the last
-            lists.append(np.concatenate([front, back, odd[odd >= 0]]))
+        odd = [row[row >= 0] for row in np.split(self._waiting_row, self.workers)]  # they keep their place: the last
+        lists = [np.concatenate(own) for own in zip(self._take_lists(), odd, strict=True)]
         self._running[:] = 0.0
         self._waiting_row[:] = -1
-        self._left, self._right = self.offsets[:-1].copy(), self.offsets[1:] - 1
         return self._with_unseen(lists)
 
 
-class CdGrab(Pair):
-    """CD-GraB (arXiv 2302.00845): one S for all; pair i of every worker in turn, whatever way their batches arrive."""
+class CoordinatedPair(Pair):
+    """One S for all: pair i of every worker in turn, whatever way their batches arrive."""
 
-    _coordinated = True
+    _shared_sum = True
 
-    def __init__(
-        self,
-        examples: int,
-        dim: int | None = None,
-        *,
-        seed: int = 0,
-        batch_size: int = 1,
-        shard_sizes: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(examples, dim, seed=seed, batch_size=batch_size, shard_sizes=shard_sizes)
+    def __init__(self, examples: int, dim: int | None = None, **common: Unpack[Common]) -> None:
+        super().__init__(examples, dim, **common)
         self._queue = Lockstep(np.diff(self.offsets), self.dim or 0)
 
     def _take(self, rows: IntArray, floats: Array) -> None:
@@ -127,17 +88,21 @@ class CdGrab(Pair):
         return super()._close()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Rule.state_dict`."""
         return {**super().state_dict(), "queue": self._queue.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Rule.load_state_dict`."""
         super().load_state_dict(state)
         self._queue.load_state_dict(state["queue"])
 
 
-class Walk(CdGrab):
-    """Self-balancing walk (arXiv 2006.14009) on differences, coordinated: +1 with probability ½ − ⟨S, D⟩/(2c).
+class CdGrab(CoordinatedPair):
+    """CD-GraB (arXiv 2302.00845)."""
+
+    coordinates_shards = True
+
+
+class Walk(CoordinatedPair):
+    """Self-balancing walk (arXiv 2006.14009) on differences: +1 with probability ½ − ⟨S, D⟩/(2c).
 
     Args:
         c: the walk's constant. By default the largest ‖D‖² met so far; the theorem's c is larger by a logarithm, and
@@ -147,22 +112,15 @@ class Walk(CdGrab):
     _sign_rule = 1
 
     def __init__(
-        self,
-        examples: int,
-        dim: int | None = None,
-        *,
-        seed: int = 0,
-        batch_size: int = 1,
-        shard_sizes: Sequence[int] | None = None,
-        c: float | None = None,
+        self, examples: int, dim: int | None = None, *, c: float | None = None, **common: Unpack[Common]
     ) -> None:
-        super().__init__(examples, dim, seed=seed, batch_size=batch_size, shard_sizes=shard_sizes)
+        super().__init__(examples, dim, **common)
         if c is not None and not (c > 0 and math.isfinite(c)):
             raise ValueError(f"c must be a positive number, got {c!r}")
         self._knobs[0] = c or 0.0
 
 
-class KernelHalving(CdGrab):
+class KernelHalving(CoordinatedPair):
     """KH-SGD (Low-Rank Thinning, arXiv 2502.12063): pairs and places as in CD-GraB, signs by kernel halving, δ = ½.
 
     Args:
@@ -172,17 +130,8 @@ class KernelHalving(CdGrab):
     _sign_rule = 2
     _delta: ClassVar[float] = 0.5
 
-    def __init__(
-        self,
-        examples: int,
-        dim: int | None = None,
-        *,
-        seed: int = 0,
-        batch_size: int = 1,
-        shard_sizes: Sequence[int] | None = None,
-        epochs: int = 100,
-    ) -> None:
-        super().__init__(examples, dim, seed=seed, batch_size=batch_size, shard_sizes=shard_sizes)
+    def __init__(self, examples: int, dim: int | None = None, *, epochs: int = 100, **common: Unpack[Common]) -> None:
+        super().__init__(examples, dim, **common)
         self.epochs = check_positive(epochs, "epochs")
         self._start_epoch(1)
 

@@ -1,38 +1,75 @@
-"""What an ordering rule is. Everything that orders examples, in this package or outside it, is one of these."""
+"""What an ordering rule is, and what it declares. Everything that orders examples is one of these."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Any
 
-from heeler.herding._validate import IntArray
+from heeler.herding.solver import Solution
+from heeler.herding.table import SketchTable
+from heeler.herding.validate import IntArray
 
 
-@runtime_checkable
-class Rule(Protocol):
+class OrderingRule(ABC):
     """Sees the epoch's vectors as they come, and gives the next epoch's order.
 
     Examples are numbered 0..N-1. With several workers each owns a stretch of these numbers, and `order` holds the
-    workers' orders side by side.
+    workers' orders side by side. What a rule needs and can do is declared by the attributes below; nothing else is
+    ever asked of it. A class may be read without making a rule (`rule_class`).
     """
 
-    needs_vectors: bool
-    """Whether `observe` needs vectors; rules that do not are never slowed by making them."""
+    needs_vectors: bool = True
+    """Whether `observe` needs vectors; without, none are made."""
+    keeps_table: bool = False
+    """Whether an example that an epoch does not see keeps its last vector, in `table`; so not every epoch has to be
+    observed. Without, a rule forgets at an epoch's end, and has to see every epoch."""
+    table: SketchTable | None = None
+    """(N, dim) newest vectors, of a rule that keeps them."""
+    coordinates_shards: bool = False
+    """Whether one rule orders the shards that several workers have of their own together. Without, every worker makes
+    a rule for its shard."""
+    solves_in_background: bool = False
+    """Whether `next_order()` is `commit(solve())`, and `solve` may run in a thread while the epoch goes on."""
+    dim: int | None = None
+    """K, the length of the vectors; None: any."""
+    last_solution: Solution | None = None
+    """Bounds, sweeps and seconds of the last solve, of a rule that solves; its order has only examples with vectors."""
 
     @property
+    @abstractmethod
     def order(self) -> IntArray:
         """(N,) int64, this epoch's order."""
 
+    @abstractmethod
     def observe(self, indices: Any, vectors: Any) -> None:
         """Take note of examples `indices` (b,) with `vectors` (b, K), in the order they were trained on.
 
-        Keeps no reference to either. Never has to see every example.
+        Must keep no reference to either, and may not count on seeing every example.
         """
 
+    @abstractmethod
     def next_order(self) -> IntArray:
         """Close the epoch; returns the new order, also found in `order`."""
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """All state, the random numbers' too, as a copy: arrays, numbers, strings and dicts of these."""
 
+    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken."""
+
+    def forget(self, indices: IntArray) -> None:
+        """Drop what is held under examples `indices`, which may be about others.
+
+        By default the epoch is closed: a rule without a table has mixed them into its sums.
+        """
+        self.next_order()
+
+    def solve(self) -> Any:
+        """Find the next order, if the rule `solves_in_background`. Only reads; must not run while vectors come in."""
+        raise NotImplementedError(f"{type(self).__name__} does not solve in the background")
+
+    def commit(self, solution: Any) -> IntArray:
+        """Make what `solve` returned the next order, and close the epoch."""
+        raise NotImplementedError(f"{type(self).__name__} does not solve in the background")

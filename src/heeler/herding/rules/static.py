@@ -3,57 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heeler.herding import _validate as check
-from heeler.herding._validate import IntArray
-from heeler.herding.rules.base import BaseRule
+from heeler.herding import validate as check
+from heeler.herding.rules.base import BaseRule, Common
+from heeler.herding.validate import IntArray
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 
-class Random(BaseRule):
-    """Random reshuffling: each worker shuffles its own examples anew every epoch (D-RR)."""
+class StaticRule(BaseRule):
+    """A rule without vectors."""
 
     needs_vectors = False
+
+    def observe(self, indices: Any, vectors: Any) -> None:
+        self._rows(indices)
+
+
+class Random(StaticRule):
+    """Random reshuffling: each worker shuffles its own examples anew every epoch (D-RR)."""
 
     def _close(self) -> IntArray:
         return self._shuffled()
 
 
-class Once(BaseRule):
+class Once(StaticRule):
     """Shuffle once: the first, random order for ever."""
-
-    needs_vectors = False
 
     def _close(self) -> IntArray:
         return self.order.copy()
 
 
-class Incremental(BaseRule):
+class Incremental(Once):
     """File order for ever (incremental gradient)."""
-
-    needs_vectors = False
 
     def _first_order(self) -> IntArray:
         return np.arange(self.examples, dtype=np.int64)
 
-    def _close(self) -> IntArray:
-        return self.order.copy()
 
-
-class FlipFlop(BaseRule):
+class FlipFlop(StaticRule):
     """A random order on even epochs, its reverse on the odd epoch that follows."""
 
-    needs_vectors = False
-
     def _close(self) -> IntArray:
-        if self.epoch % 2:
-            return self._shuffled()
-        return reversed_shards(self.order, self._shards())
+        return self._shuffled() if self.epoch % 2 else reversed_shards(self.order, self._shards())
 
 
-class BlockReversal(BaseRule):
+class BlockReversal(StaticRule):
     """Block reshuffling with paired reversal (arXiv 2604.00260).
 
     A first shuffle is cut into blocks for good. Even epochs put the blocks, each unchanged within, in a new random
@@ -61,24 +60,16 @@ class BlockReversal(BaseRule):
     a pair of epochs.
 
     Args:
-        block: examples in a block; by default the square root of the shard's size, rounded up.
+        block: examples per block; by default the square root of the shard's size, rounded up.
     """
 
-    needs_vectors = False
-    _state: ClassVar[tuple[str, ...]] = (*BaseRule._state, "_base")
+    _state = (*StaticRule._state, "_base")
 
     def __init__(
-        self,
-        examples: int,
-        dim: int | None = None,
-        *,
-        seed: int = 0,
-        batch_size: int = 1,
-        shard_sizes: Sequence[int] | None = None,
-        block: int | None = None,
+        self, examples: int, dim: int | None = None, *, block: int | None = None, **common: Unpack[Common]
     ) -> None:
+        super().__init__(examples, dim, **common)
         self.block = None if block is None else check.check_positive(block, "block")
-        super().__init__(examples, dim, seed=seed, batch_size=batch_size, shard_sizes=shard_sizes)
         self._base = self.order.copy()
 
     def _close(self) -> IntArray:
@@ -95,7 +86,4 @@ class BlockReversal(BaseRule):
 
 def reversed_shards(order: IntArray, shards: Sequence[slice]) -> IntArray:
     """Every shard's part of a flat order backwards."""
-    out = np.empty_like(order)
-    for shard in shards:
-        out[shard] = order[shard][::-1]
-    return out
+    return np.concatenate([order[shard][::-1] for shard in shards])

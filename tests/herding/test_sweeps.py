@@ -1,4 +1,4 @@
-"""Compiled passes against their references, and against what the papers say."""
+"""Compiled sweeps against their references, and against what the papers say."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import (
-    balance_pass,
-    coordinated_pair_pass,
+    balance_sweep,
+    coordinated_pair_sweep,
     herding_bound,
-    pair_pass,
+    pair_sweep,
     parallel_herding_bound,
-    reference,
     solve,
 )
+from tests.herding import reference
 from tests.herding.strategies import DTYPES, centred, flat_order, shards, split, vectors
 
 QUICK = settings(max_examples=150, deadline=None)
@@ -22,27 +22,27 @@ QUICK = settings(max_examples=150, deadline=None)
 
 @QUICK
 @given(vectors(), st.integers(0, 2**32))
-def test_balance_pass_is_its_reference(table, seed):
+def test_balance_sweep_is_its_reference(table, seed):
     table = centred(table)
     order = np.random.default_rng(seed).permutation(len(table))
-    np.testing.assert_array_equal(balance_pass(table, order), reference.balance_pass(table.astype(float), order))
+    np.testing.assert_array_equal(balance_sweep(table, order), reference.balance_sweep(table.astype(float), order))
 
 
 @QUICK
 @given(vectors(), st.integers(0, 2**32))
-def test_pair_pass_is_its_reference(table, seed):
+def test_pair_sweep_is_its_reference(table, seed):
     order = np.random.default_rng(seed).permutation(len(table))
-    expected = reference.coordinated_pair_pass(table.astype(float), [order])[0]
-    np.testing.assert_array_equal(pair_pass(table, order), expected)
+    expected = reference.coordinated_pair_sweep(table.astype(float), [order])[0]
+    np.testing.assert_array_equal(pair_sweep(table, order), expected)
 
 
 @QUICK
 @given(shards(), st.data(), st.integers(0, 2**32))
-def test_coordinated_pair_pass_is_its_reference(sizes, data, seed):
+def test_coordinated_pair_sweep_is_its_reference(sizes, data, seed):
     table = data.draw(vectors(rows=sum(sizes)))
     order = flat_order(sizes, seed)
-    expected = reference.coordinated_pair_pass(table.astype(float), split(order, sizes))
-    got = coordinated_pair_pass(table, order, shard_sizes=sizes)
+    expected = reference.coordinated_pair_sweep(table.astype(float), split(order, sizes))
+    got = coordinated_pair_sweep(table, order, shard_sizes=sizes)
     np.testing.assert_array_equal(got, np.concatenate(expected))
 
 
@@ -52,9 +52,9 @@ def test_uniform_workers_are_a_case_of_flat_shards(workers, size, data):
     table = data.draw(vectors(rows=workers * size))
     flat = flat_order([size] * workers, 3)
     orders = flat.reshape(workers, size) - np.arange(workers)[:, None] * size
-    got = coordinated_pair_pass(table.reshape(workers, size, -1), orders)
+    got = coordinated_pair_sweep(table.reshape(workers, size, -1), orders)
     assert got.shape == (workers, size)
-    expected = coordinated_pair_pass(table, flat, shard_sizes=[size] * workers)
+    expected = coordinated_pair_sweep(table, flat, shard_sizes=[size] * workers)
     np.testing.assert_array_equal(got + np.arange(workers)[:, None] * size, expected.reshape(workers, size))
 
 
@@ -76,7 +76,7 @@ def test_decisions_on_real_numbers_agree_up_to_rounding(dtype):
     table = (rng.standard_normal((501, 33)) + 1.0).astype(dtype)  # a mean that is not zero
     order = rng.permutation(501)
     mean, s = table.astype(float).mean(axis=0), np.zeros(33)
-    place = np.argsort(balance_pass(table, order))
+    place = np.argsort(balance_sweep(table, order))
     front, back = 0, 500
     for i in order:
         c = table[i].astype(float) - mean
@@ -88,7 +88,7 @@ def test_decisions_on_real_numbers_agree_up_to_rounding(dtype):
         s += c if plus else -c
         front, back = front + plus, back - (not plus)
     np.testing.assert_array_equal(
-        pair_pass(table, order), reference.coordinated_pair_pass(table.astype(float), [order])[0]
+        pair_sweep(table, order), reference.coordinated_pair_sweep(table.astype(float), [order])[0]
     )
 
 
@@ -97,15 +97,15 @@ def test_products_beyond_float32_are_balanced_all_the_same(scale):
     table = centred(np.random.default_rng(0).integers(-3, 4, (50, 5))).astype(np.float32)
     order = np.random.default_rng(1).permutation(100)
     large = table * np.float32(scale)
-    exact = reference.balance_pass(large.astype(float), order)
-    np.testing.assert_array_equal(balance_pass(large, order), exact)
-    assert herding_bound(large, solve(large, order)).two < 0.7 * herding_bound(large, order).two
+    exact = reference.balance_sweep(large.astype(float), order)
+    np.testing.assert_array_equal(balance_sweep(large, order), exact)
+    assert herding_bound(large, solve(large, order).order).two < 0.7 * herding_bound(large, order).two
 
 
 def test_a_spread_that_float32_would_lose_beside_the_mean():
     table = centred(np.random.default_rng(0).integers(-3, 4, (50, 5))).astype(np.float32) / 4 + 2.0**20
     order = np.random.default_rng(1).permutation(100)
-    np.testing.assert_array_equal(balance_pass(table, order), reference.balance_pass(table.astype(float), order))
+    np.testing.assert_array_equal(balance_sweep(table, order), reference.balance_sweep(table.astype(float), order))
 
 
 def test_cd_grab_by_hand():
@@ -113,13 +113,13 @@ def test_cd_grab_by_hand():
     # Second pairs: worker 0: D = −1, ⟨S, D⟩ = 1 > 0: the other way round, S = 0. Worker 1: a tie again.
     table = np.array([[[1.0], [3.0], [1.0], [2.0]], [[5.0], [4.0], [0.0], [7.0]]])
     orders = np.array([[0, 1, 2, 3], [0, 1, 2, 3]])
-    np.testing.assert_array_equal(coordinated_pair_pass(table, orders), [[0, 3, 2, 1], [0, 2, 3, 1]])
+    np.testing.assert_array_equal(coordinated_pair_sweep(table, orders), [[0, 3, 2, 1], [0, 2, 3, 1]])
 
 
 def test_an_odd_last_example_keeps_its_place():
     table = np.random.default_rng(1).standard_normal((2, 7, 3))
     orders = np.array([[6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 6]])
-    got = coordinated_pair_pass(table, orders)
+    got = coordinated_pair_sweep(table, orders)
     assert got[0, -1] == 0
     assert got[1, -1] == 6
 
@@ -128,17 +128,17 @@ def test_an_odd_last_example_keeps_its_place():
 def test_torch_memory_mapped_read_only_and_strided_input(dtype, tmp_path):
     rng = np.random.default_rng(2)
     table, order = rng.standard_normal((20, 6)).astype(dtype), rng.permutation(20)
-    expected = pair_pass(table, order)
-    np.testing.assert_array_equal(pair_pass(torch.from_numpy(table), torch.from_numpy(order)), expected)
+    expected = pair_sweep(table, order)
+    np.testing.assert_array_equal(pair_sweep(torch.from_numpy(table), torch.from_numpy(order)), expected)
     np.save(tmp_path / "table.npy", table)
-    np.testing.assert_array_equal(pair_pass(np.load(tmp_path / "table.npy", mmap_mode="r"), order), expected)
-    np.testing.assert_array_equal(pair_pass(np.repeat(table, 2, axis=1)[:, ::2], order.astype(np.int32)), expected)
+    np.testing.assert_array_equal(pair_sweep(np.load(tmp_path / "table.npy", mmap_mode="r"), order), expected)
+    np.testing.assert_array_equal(pair_sweep(np.repeat(table, 2, axis=1)[:, ::2], order.astype(np.int32)), expected)
 
 
 def test_a_subset_is_ordered_by_itself():
     rng = np.random.default_rng(3)
     table = rng.integers(-3, 4, (30, 4)).astype(np.float32)
     rows = rng.permutation(30)[:11]
-    local = balance_pass(table[rows], np.arange(11))
-    np.testing.assert_array_equal(balance_pass(table, rows, subset=True), rows[local])
+    local = balance_sweep(table[rows], np.arange(11))
+    np.testing.assert_array_equal(balance_sweep(table, rows, subset=True), rows[local])
     assert herding_bound(table, rows, subset=True) == pytest.approx(herding_bound(table[rows], np.arange(11)))

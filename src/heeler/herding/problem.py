@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.herding import _validate as check
-from heeler.herding._validate import Array, IntArray
+from heeler.herding import validate as check
+from heeler.herding.validate import Array, IntArray
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Checked input of one solve or pass."""
+    """Checked input of one solve or sweep."""
 
     table: Array
-    """(N, K) as the kernels read it: see `_validate`."""
+    """(N, K) as the kernels read it: see `validate`."""
     order: IntArray
     """(N,) row numbers, shards side by side; never written to."""
     offsets: IntArray
@@ -29,16 +29,16 @@ class Problem:
     means: NDArray[np.float64]
     """(n, K) mean of each shard."""
     sums: Any
-    """Type of the sums in `balance`: float32 where that is enough, else float64."""
+    """Type of the sums in `balance`: float32 where that is precise enough, else float64."""
     batch_size: int
     """Examples per worker between two judged prefixes."""
     workers_shape: tuple[int, int] | None = None
     """(n, m) when orders came, and have to go back, as (n, m) row numbers of each shard."""
 
     def balance(self, order: IntArray, following: IntArray, *, judge: bool = True) -> float:
-        """Mean-centred pass over one shard into `following`; returns the sum of squared prefix norms of `order`.
+        """Mean-centred sweep over one shard into `following`; returns the sum of squared prefix norms of `order`.
 
-        Where `sums` are float32 the norm is good to about four digits. Without `judge` it is left out, and is zero.
+        Where `sums` are float32 the norm is good to about four digits. Without `judge` it is not taken: zero.
         """
         from heeler.herding import kernels
 
@@ -46,11 +46,13 @@ class Problem:
         mean[:] = self.means[0]
         drift[:] = self.means[0] - mean
         batch_size = self.batch_size if judge else 0
-        walk = (check.frozen(order), mean, drift, following, running, prefix, batch_size)
-        return float(kernels.balance_walk(self.table, *walk))
+        scratch = (running, prefix)
+        return float(
+            kernels.balance_sweep(self.table, check.frozen(order), mean, drift, following, *scratch, batch_size)
+        )
 
     def pair_balance(self, order: IntArray, following: IntArray, group: IntArray | None = None) -> float:
-        """Pair pass over all shards into `following`; returns the sum of squared prefix norms of `order`.
+        """Pair sweep over all shards into `following`; returns the sum of squared prefix norms of `order`.
 
         group (n,) numbers, from 0, the running sum each worker shares; by default all share one.
         """
@@ -60,8 +62,9 @@ class Problem:
             group = np.zeros(self.offsets.size - 1, np.int64)
         dim = self.table.shape[1]
         running, scratch = check.aligned(int(group.max()) + 1, dim), check.aligned(3, dim)
-        walk = (check.frozen(order), self.offsets, self.means, group, following, running, *scratch, self.batch_size)
-        return float(kernels.pair_walk(self.table, *walk))
+        shards = (self.offsets, self.means, group)
+        rest = (following, running, *scratch, self.batch_size)
+        return float(kernels.pair_sweep(self.table, check.frozen(order), *shards, *rest))
 
     @property
     def boundaries(self) -> int:
@@ -74,7 +77,7 @@ class Problem:
 
         scratch = check.aligned(self.table.shape[1])
         frozen = check.frozen(order)
-        return kernels.prefix_walk(self.table, frozen, self.offsets, self.means, scratch, self.batch_size)
+        return kernels.prefix_norms(self.table, frozen, self.offsets, self.means, scratch, self.batch_size)
 
     def shuffled(self, rng: np.random.Generator) -> IntArray:
         """The order with every shard shuffled on its own."""
@@ -101,7 +104,7 @@ def flat_problem(
 ) -> Problem:
     """vectors (N, K) and order (N,); with `subset`, order lists some of the rows and shards are parts of that list."""
     batch_size = check.check_positive(batch_size, "batch_size")
-    floats = check.as_floats(vectors, 2)
+    floats = check.as_floats(vectors, "(N, K)")
     flat = check.as_order(order, floats.shape[0], subset=subset)
     offsets = check.as_offsets(shard_sizes, flat.size)
     if shard_sizes is not None and not subset:
@@ -125,7 +128,7 @@ def worker_problem(
     if subset:
         raise ValueError("subset needs the flat form: vectors (N, K), order (N,) and shard_sizes")
     batch_size = check.check_positive(batch_size, "batch_size")
-    floats = check.as_floats(vectors, 3)
+    floats = check.as_floats(vectors, "(n, m, K)")
     workers, size, dim = floats.shape
     local = check.as_integers(orders, "orders")
     if local.shape != (workers, size):
@@ -145,9 +148,8 @@ def _with_means(
 
     table = check.as_bits(floats)
     means = check.aligned(offsets.size - 1, table.shape[1])
-    whole = order.size == table.shape[0]
-    # A whole shard's rows lie side by side: reading them in file order is several times faster than in the given order.
-    rows = check.frozen(np.arange(order.size) if whole else order)
+    # With all rows in the order, shards lie side by side: file order reads several times faster than the given one.
+    rows = check.frozen(np.arange(order.size) if order.size == table.shape[0] else order)
     squares = kernels.shard_means(table, rows, offsets, means)
     if not np.isfinite(means).all():
         bad = check.nonfinite_rows(floats)

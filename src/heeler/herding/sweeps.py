@@ -1,4 +1,4 @@
-"""One balance pass over a table of vectors: from an order to the next one."""
+"""One balance sweep over a table of vectors: from an order to the next one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from heeler.herding._problem import flat_problem, worker_problem
-from heeler.herding._validate import IntArray
+from heeler.herding.problem import flat_problem, worker_problem
+from heeler.herding.validate import IntArray
 
 
-def balance_pass(vectors: Any, order: Any, *, subset: bool = False, screen: bool = False) -> IntArray:
-    """One mean-centred pass: walk `order` with a running sum s of signed c_i = v_i − v̄.
+def balance_sweep(vectors: Any, order: Any, *, subset: bool = False, screen: bool = False) -> IntArray:
+    """One mean-centred sweep: go through `order` with a running sum s of signed c_i = v_i − v̄.
 
     ⟨s, c_i⟩ ≤ 0 puts example i at the end of the front list with sign +1, else at the end of the back list with −1; the
     new order is the front list, then the back list reversed (GraB, arXiv 2205.10733).
@@ -32,15 +32,15 @@ def balance_pass(vectors: Any, order: Any, *, subset: bool = False, screen: bool
     return following
 
 
-def pair_pass(vectors: Any, order: Any, *, subset: bool = False, screen: bool = False) -> IntArray:
-    """One pass over differences of neighbours: `coordinated_pair_pass` with one worker; arguments as `balance_pass`."""
+def pair_sweep(vectors: Any, order: Any, *, subset: bool = False, screen: bool = False) -> IntArray:
+    """One sweep over neighbours' differences: `coordinated_pair_sweep` of one worker; arguments as `balance_sweep`."""
     problem = flat_problem(vectors, order, subset=subset, screen=screen)
     following = np.empty_like(problem.order)
     problem.pair_balance(problem.order, following)
     return following
 
 
-def coordinated_pair_pass(
+def coordinated_pair_sweep(
     vectors: Any, orders: Any, *, shard_sizes: Sequence[int] | None = None, subset: bool = False, screen: bool = False
 ) -> IntArray:
     """One epoch of CD-GraB (arXiv 2302.00845): all workers' pairs against one running sum S.

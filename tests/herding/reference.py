@@ -11,17 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.herding._validate import Array, IntArray
+from heeler.herding.validate import IntArray
 
 Floats = NDArray[np.float64]
 
 
-def gather_sum(vectors: Floats, order: IntArray) -> Floats:
-    """Σ_t z_σ(t), shape (K,)."""
-    return vectors[order].sum(axis=0)
-
-
-def balance_pass(vectors: Floats, order: IntArray) -> IntArray:
+def balance_sweep(vectors: Floats, order: IntArray) -> IntArray:
     """GraB's balance (arXiv 2205.10733, Alg. 3) with the true mean: ⟨s, c⟩ ≤ 0 goes to the front, else to the back."""
     mean = vectors[order].mean(axis=0)
     s = np.zeros_like(mean)
@@ -37,7 +32,7 @@ def balance_pass(vectors: Floats, order: IntArray) -> IntArray:
     return np.array(front + back[::-1], np.int64)
 
 
-def coordinated_pair_pass(vectors: Floats, shards: Sequence[IntArray]) -> list[IntArray]:
+def coordinated_pair_sweep(vectors: Floats, shards: Sequence[IntArray]) -> list[IntArray]:
     """One epoch of CD-GraB (arXiv 2302.00845): pair i of each worker in turn, one running sum S for all."""
     following = [np.array(shard, np.int64) for shard in shards]
     S = np.zeros(vectors.shape[1])
@@ -125,13 +120,3 @@ def tree_order(vectors: Floats, order: IntArray, mean: Floats, depth: int) -> li
     if depth == 0:
         return [*plus.tolist(), *minus[::-1].tolist()]
     return tree_order(vectors, plus, mean, depth - 1) + tree_order(vectors, minus, mean, depth - 1)
-
-
-def merge_at_random(seen: Array, unseen: Array, rng: np.random.Generator) -> Array:
-    """Unseen examples, shuffled, at uniformly random places among the seen ones, which keep their order."""
-    out = np.empty(seen.size + unseen.size, np.int64)
-    places = np.zeros(out.size, np.bool_)
-    places[rng.choice(out.size, unseen.size, replace=False)] = True
-    out[places] = rng.permutation(unseen)
-    out[~places] = seen
-    return out

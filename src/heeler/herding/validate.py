@@ -1,8 +1,8 @@
-"""Turn what callers hand in into plain arrays the kernels take, without copying tables; bad input raises ValueError.
+"""Turn what callers hand in into the plain arrays that kernels take, without copying tables; refuse bad input.
 
 Tables come out two-dimensional, C-contiguous and read-only, in float32, float64 or, for half precision, as the bits of
 float16 in uint16 (numba has no float16 on CPUs; the kernels widen the bits themselves). Read-only on purpose: numba
-compiles mutable and read-only arrays apart, and one kind halves the compiling and admits memory-mapped files.
+compiles once for mutable and once for read-only arrays, so one kind halves the compiling, and memory-mapped files fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def frozen(array: Array) -> Array:
 
 
 def aligned(*shape: int, dtype: Any = np.float64) -> Array:
-    """Uninitialised numbers on cache-line boundaries: sums that straddle lines make a walk up to twice as slow."""
+    """Uninitialised numbers on cache-line boundaries: sums that straddle lines make a sweep up to twice as slow."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -47,17 +47,15 @@ def as_numpy(array: Any, what: str) -> Array:
     return np.asarray(array)
 
 
-def as_floats(vectors: Any, ndim: int | tuple[int, ...], what: str = "vectors") -> Array:
-    """Check dtype and shape; returns an array of float16, float32 or float64, never empty."""
-    out = as_numpy(vectors, what)
-    wanted = (ndim,) if isinstance(ndim, int) else ndim
-    if out.ndim not in wanted:
-        shapes = " or ".join({2: "(N, K)", 3: "(n, m, K)"}.get(d, f"{d} dimensions") for d in wanted)
-        raise ValueError(f"{what} must have shape {shapes}, got {out.shape}")
+def as_floats(vectors: Any, shape: str) -> Array:
+    """Check dtype and dimensions, as many as `shape` names; returns float16, float32 or float64, never empty."""
+    out = as_numpy(vectors, "vectors")
+    if out.ndim != len(shape.split(",")):
+        raise ValueError(f"vectors must have shape {shape}, got {out.shape}")
     if out.dtype not in (np.float16, np.float32, np.float64):
-        raise ValueError(f"{what} must be float16, float32 or float64, got {out.dtype}: convert with astype")
+        raise ValueError(f"vectors must be float16, float32 or float64, got {out.dtype}: convert with astype")
     if out.size == 0:
-        raise ValueError(f"{what} is empty, shape {out.shape}: give at least one vector of at least one number")
+        raise ValueError(f"vectors is empty, shape {out.shape}: give at least one vector of at least one number")
     return out
 
 
@@ -91,11 +89,11 @@ def as_order(order: Any, rows: int, *, subset: bool = False, what: str = "order"
     if out.size == 0:
         raise ValueError(f"{what} is empty: give at least one row number")
     if out.min() < 0 or out.max() >= rows:
-        raise ValueError(f"{what} is no permutation: it names rows outside 0..{rows - 1}")
+        raise ValueError(f"{what} is not a permutation: it names rows outside 0..{rows - 1}")
     hit = np.zeros(rows, np.bool_)
     hit[out] = True
     if np.count_nonzero(hit) != out.size:
-        raise ValueError(f"{what} is no permutation: some rows are listed twice")
+        raise ValueError(f"{what} is not a permutation: some rows are listed twice")
     return out
 
 
@@ -135,7 +133,7 @@ def nonfinite_rows(table: Array) -> IntArray:
 
 
 def screened_copy(table: Array, bad: IntArray) -> Array:
-    """The table with its bad rows set to zero, and a warning that names them. The only copy this package ever makes."""
+    """The table with its bad rows set to zero, and a warning that names them. No other copy of a table is ever made."""
     warnings.warn(
         f"{bad.size} of {table.shape[0]} vectors are not finite and count as zero: rows {_some(bad)}", stacklevel=4
     )
@@ -144,15 +142,11 @@ def screened_copy(table: Array, bad: IntArray) -> Array:
     return table
 
 
-class NonFinite(ValueError):
-    """Vectors hold NaN or infinity."""
-
-
 def refuse_nonfinite(bad: IntArray) -> ValueError:
     """The error for non-finite rows, for the caller to raise."""
     if bad.size == 0:
         return ValueError("the vectors add up to more than float64 holds: scale them down")
-    return NonFinite(
+    return ValueError(
         f"{bad.size} vectors hold NaN or infinity, rows {_some(bad)}: drop them, or count them as zero with screen=True"
     )
 
