@@ -29,7 +29,7 @@ def first_tensor(args: Any, at_least: int) -> Tensor | None:
 def by_example(x: Tensor, batch: int, batch_dim: int, shapes: list[torch.Size]) -> Tensor:
     """(..., n) with the batch in `batch_dim` → (B, T, n), all other leading dimensions being tokens T.
 
-    (B, n), one token an example, stays as it is: views cost more than arithmetic in small models.
+    (B, n), one token per example, stays as it is: views cost more than arithmetic in small models.
 
     A tensor whose leading dimensions were flattened on the way ((B·T, n), or (T·B, n) where batch_dim is 1) is taken
     apart again. `shapes` are those that were seen with the batch in its place; T must be found in one of them, since
