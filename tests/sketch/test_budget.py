@@ -114,6 +114,19 @@ def test_a_parameter_shared_with_a_module_without_a_rule_is_left_out() -> None:
     assert "no rule" in Sketcher(model).coverage.left_out["a.weight"]
 
 
+def test_a_bias_shared_by_several_layers_is_left_out() -> None:
+    """Its gradient has a part from each, and each part would meet another projection."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[2].bias = model[0].bias
+    for exact in (True, False):
+        sketcher = Sketcher(model, dim=4, exact=exact, layers="all")
+        assert sketcher.coverage.left_out == {"0.bias": "a bias shared by several layers"}
+        assert set(sketcher.coverage.covered) == {"0.weight", "2.weight", "4.weight", "4.bias"}
+        model(torch.randn(5, 4)).sum().backward()
+        assert sketcher.pop().shape == (5, 16 + 16 + 8 + 2 if exact else 4)
+        sketcher.detach()
+
+
 def test_the_ratio_is_that_of_the_chosen_layers() -> None:
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     few, most = (Sketcher(model, layers=layers).estimated_ratio() for layers in ("0.1%", "all"))
