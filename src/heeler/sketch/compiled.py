@@ -20,7 +20,7 @@ class HooksNotTraced(RuntimeError):
 
 _ADVICE = (
     "Heeler's hooks are part of the compiled code, so they must be there before the first compiled call: attach first, "
-    "or call torch._dynamo.reset() before attaching to have everything compiled anew"
+    "or call torch._dynamo.reset() before attaching, so that everything is compiled again"
 )
 
 
@@ -83,8 +83,8 @@ def warn_of_failed_rule(layer: str) -> int:
 def run_as_it_is(function: Any) -> None:
     """Have dynamo run this function uncompiled where it meets it as a frame of its own.
 
-    That is how it meets the hooks of a root module of one's own class: compiled, they would cost more than they do. Of
-    torch's own containers the hooks are traced together with the forward, and for that it makes no difference.
+    It does so with the hooks of a root module of the user's own class: compiled, they would cost more than they do.
+    The hooks of torch's own containers are traced together with the forward, and there this makes no difference.
     """
     frames: Any = torch._C._dynamo.eval_frame
     if hasattr(frames, "set_code_exec_strategy"):  # older versions compile the hooks

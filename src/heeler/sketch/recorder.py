@@ -116,8 +116,8 @@ class Recorder:
         if not self._warned:
             self._warned = True
             logging.getLogger("heeler").warning(
-                "a forward has no sketch, since its batch size cannot be told from its arguments: "
-                "tell Heeler with batch_dim=lambda args, kwargs: batch_size"
+                "a forward has no sketch: its batch size cannot be told from its arguments. "
+                "Pass batch_dim=lambda args, kwargs: batch_size"
             )
 
     # Eager passes

@@ -17,7 +17,7 @@ class Tap(torch.autograd.Function):
 
     Backward hands the outputs' gradients on unchanged, so parameter gradients stay what they were, bit for bit. The
     gradient of `leaf`, a (B, K) tensor whose values nobody reads, is this call's part of the sketch, times B where the
-    loss is a mean: autograd adds the parts of all layers up. Only `kept` is saved, and through `save_for_backward`, so
+    loss is a mean: autograd adds up the parts of all layers. Only `kept` is saved, and through `save_for_backward`, so
     that activation checkpointing can drop and recompute it.
     """
 

@@ -1,8 +1,8 @@
 """nn.MultiheadAttention: its weights never pass through `nn.Linear.forward`.
 
 The fused function shows neither the attention's output before the last projection nor the gradients of queries, keys
-and values. Both are computed anew in backward from the inputs, without gradients of weights: exact, at about the price
-of one more forward and backward of the attention itself, so not among the default layers.
+and values. Both are computed again in backward from the inputs, without gradients of weights: exact, but for about the
+price of one more forward and backward of the attention itself, so it is not among the default layers.
 """
 
 from __future__ import annotations

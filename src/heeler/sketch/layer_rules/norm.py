@@ -1,6 +1,6 @@
 """Normalisation: y = x̂ ∘ γ + β. Example i's gradient is Σ_t g_t ∘ x̂_t and Σ_t g_t.
 
-x̂ is computed anew in backward from the input, which the layer itself keeps anyway. In training mode batch norm's
+x̂ is computed again in backward from the input, which the layer itself keeps anyway. In training mode batch norm's
 statistics tie the examples together; example i's part of the batch's gradient is still the sum over its own positions,
 and the parts add up to the whole.
 """
