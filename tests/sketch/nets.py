@@ -29,6 +29,22 @@ class Net(nn.Module):
         return out
 
 
+class Heard:
+    """A listener that writes down what it was told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def forward_begins(self) -> None:
+        self.heard.append("forward begins")
+
+    def backward_ended(self) -> None:
+        self.heard.append("backward ended")
+
+    def forward_counted(self, rows: int) -> None:
+        self.heard.append(f"{rows} counted")
+
+
 def data(batch: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, 2, 4, 4, generator=generator), torch.randint(3, (batch,), generator=generator)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from heeler.sketch import Sketcher
 from heeler.sketch.compiled import HooksNotTraced
 
-from .nets import data, make, oracle
+from .nets import Heard, data, make, oracle
 from .oracle import gradients, relative_error
 
 # The compiler's own doing: it makes an instance of every autograd.Function, reads .grad of its inputs, uses torch.jit.
@@ -33,19 +33,18 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["own class", "nn.Sequential"])
-def test_compiled_whole(kind: str) -> None:
+def test_compiled_model(kind: str) -> None:
     """dynamo traces the root's hooks with the forward of torch's own containers, and by themselves otherwise."""
     model: nn.Module = make() if kind == "own class" else nn.Sequential(nn.Flatten(), nn.Linear(32, 4), nn.Linear(4, 3))
     batches = [data(6), data(6, 1), data(3, 2), data(9, 3)]
     expected = [oracle(model, *batch) for batch in batches]
-    sketcher = Sketcher(model, exact=True)
-    forwards: list[int] = []
-    sketcher.on_forward = lambda: forwards.append(len(sketcher._log._finished))
+    listener = Heard()
+    sketcher = Sketcher(model, listener, exact=True)
     run = torch.compile(model, fullgraph=True, backend="aot_eager")
     for (x, y), want in zip(batches, expected, strict=True):
         F.cross_entropy(run(x), y).backward()
         assert relative_error(sketcher.pop(), want) < 1e-5
-    assert forwards == [0] * len(batches)
+    assert listener.heard == ["forward begins", "backward ended"] * len(batches)
     with torch.no_grad():
         run(x)
     assert sketcher.pop_passes() == []
@@ -138,12 +137,12 @@ def test_compiled_evaluation_is_compiled_once() -> None:
 def test_a_rule_that_fails_while_it_is_compiled_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     model, (x, y) = make(), data()
     sketcher = Sketcher(model, exact=True)
-    site = next(site for site in sketcher._sites if site.name == "head")
+    layer = next(layer for layer in sketcher._layers if layer.name == "head")
 
     def fail(*args: Any) -> Any:
         raise RuntimeError("a bug")
 
-    site.rule.keep = fail  # type: ignore[method-assign]
+    layer.rule.keep = fail  # type: ignore[method-assign]
     run = torch.compile(model, fullgraph=True, backend="aot_eager")
     for _ in range(2):
         F.cross_entropy(run(x), y).backward()

@@ -142,7 +142,7 @@ def test_a_wide_model_with_and_without_the_kernels(
         monkeypatch.setattr(fused, "enabled", enabled)
         twin = copy.deepcopy(model)
         sketcher = Sketcher(twin, layers=lambda name, module: isinstance(module, nn.Linear))
-        in_part = [m for site in sketcher._sites for m in site.matrices if isinstance(m, Matrix)]
+        in_part = [m for layer in sketcher._layers for m in layer.matrices if isinstance(m, Matrix)]
         assert [m.of_grad.blocks is not None for m in in_part] == [True, False, True, False, False]
         assert [m.of_input.blocks is not None for m in in_part] == [False, True, False, True, False]
         run = torch.compile(twin, fullgraph=True) if compiled else twin

@@ -14,7 +14,7 @@ from benchmarks import overhead
 from heeler.sketch import Sketcher
 from heeler.sketch.matrices import Matrix, MatrixSpec
 from heeler.sketch.projection import blocks_read, columns_read, projection
-from heeler.sketch.sites import survey
+from heeler.sketch.tapped_layer import survey
 
 from .oracle import per_example_gradients, relative_error
 
@@ -47,7 +47,7 @@ def conv1d(n_in: int, n_out: int) -> nn.Module:
 
 
 def matrix_of(sketcher: Sketcher, name: str) -> Matrix:
-    (found,) = (site.matrices[0] for site in sketcher._sites if site.name == name)
+    (found,) = (layer.matrices[0] for layer in sketcher._layers if layer.name == name)
     assert isinstance(found, Matrix)
     return found
 
@@ -187,7 +187,7 @@ def test_words_classes_and_what_no_kernel_takes_are_read_whole() -> None:
 
 
 def hidden_layers(model: nn.Module) -> set[str]:
-    return {site.name for site in survey(model).sites for spec in site.rule.matrices if spec.hidden}
+    return {layer.name for layer in survey(model).layers for spec in layer.rule.matrices if spec.hidden}
 
 
 def test_which_layers_are_read_in_part() -> None:

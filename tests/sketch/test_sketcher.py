@@ -57,6 +57,21 @@ def test_few_parameters_are_kept_exactly() -> None:
     assert not Sketcher(model, dim=14, layers="all").exact
 
 
+def test_the_length_may_depend_on_the_number_of_covered_parameters() -> None:
+    """`dim` as a function says the same as a number, and may besides keep larger models' gradients exactly."""
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 4))  # 754 parameters
+    for limit, exact, length in ((754, True, 754), (753, False, 64)):
+        sketcher = Sketcher(model, dim=lambda covered, limit=limit: covered if covered <= limit else 64, layers="all")  # type: ignore[misc]
+        assert (sketcher.exact, sketcher.dim) == (exact, length)
+        sketcher.detach()
+    recurrent = nn.ModuleList([nn.LSTM(4, 4), nn.Linear(4, 2)])  # 170; an LSTM is too expensive for the default choice
+    for limit, tapped in ((170, ["0", "1"]), (169, ["1"])):
+        assert Sketcher(recurrent, dim=lambda n, limit=limit: n if n <= limit else 64).tapped == tapped  # type: ignore[misc]
+    head = Sketcher(model, dim=lambda covered: covered if covered <= 200 else 64, layers=lambda name, _: name == "2")
+    assert (head.exact, head.dim) == (True, 124)  # of the chosen layers' parameters, not of all
+    assert Sketcher(model, dim=lambda covered: covered, layers="1%").exact
+
+
 @pytest.mark.parametrize("kind", [dict, tuple, list])
 def test_outputs_in_containers(kind: type) -> None:
     class Container(Net):
@@ -121,12 +136,12 @@ def test_a_rule_that_fails_is_dropped_and_training_goes_on(where: str, caplog: p
     model, (x, y) = make(), data()
     plain = copy.deepcopy(model)
     sketcher = Sketcher(model, exact=True)
-    site = next(site for site in sketcher._sites if site.name == "mix.0")
+    layer = next(layer for layer in sketcher._layers if layer.name == "mix.0")
 
     def fail(*args: Any) -> Any:
         raise RuntimeError("a bug")
 
-    setattr(site.rule, where, fail)
+    setattr(layer.rule, where, fail)
     for step in range(2):
         for net in (plain, model):
             net.zero_grad()
@@ -142,11 +157,11 @@ def test_a_rule_that_fails_is_dropped_and_training_goes_on(where: str, caplog: p
 
 
 def test_a_matrix_that_fails_is_dropped_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    """A linear layer with one token an example does without its rule."""
+    """A linear layer with one token per example does without its rule."""
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), torch.randn(6, 4)
     for where in ("input", "grad"):
         sketcher = Sketcher(model, exact=True)
-        setattr(sketcher._sites[0].matrices[0], where, lambda tensor: tensor @ torch.ones(7))
+        setattr(sketcher._layers[0].matrices[0], where, lambda tensor: tensor @ torch.ones(7))
         for step in range(2):
             model(x).sum().backward()
             assert bool(sketcher.pop().isfinite().all()) == (where == "input" or step == 1)
@@ -185,8 +200,8 @@ def test_dropout_is_the_same_with_and_without() -> None:
     for model in (plain, tapped):
         torch.manual_seed(3)
         model(x).sin().sum(1).mean().backward()
-    whole = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
-    assert relative_error(sketcher.pop().mean(0), whole) < 1e-5
+    full = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+    assert relative_error(sketcher.pop().mean(0), full) < 1e-5
 
 
 def test_the_graph_of_an_eager_forward_is_the_same() -> None:
@@ -229,11 +244,11 @@ def test_detach_leaves_no_trace() -> None:
     x, y = data()
     F.cross_entropy(model(x), y).backward()
     assert list(model.state_dict()) == state
-    log = weakref.ref(sketcher._log)
+    recorder = weakref.ref(sketcher._recorder)
     sketcher.detach()
     del sketcher
     gc.collect()
-    assert log() is None
+    assert recorder() is None
     assert {name: set(vars(m)) for name, m in model.named_modules()} == before
     assert [type(m) for m in model.modules()] == classes
     for m in model.modules():
@@ -286,6 +301,8 @@ def test_double_precision() -> None:
 def test_bad_arguments_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="dim must be positive"):
         Sketcher(make(), dim=0)
+    with pytest.raises(ValueError, match="dim must be positive"):
+        Sketcher(make(), dim=lambda covered: -1, exact=True)
     with pytest.raises(ValueError, match='"mean" or "sum"'):
         Sketcher(make(), reduction="none")
     with pytest.raises(ValueError, match='"2%"'):

@@ -50,7 +50,7 @@ def measure(model: nn.Module, batches: Iterable[Any], loss: Loss, *, level: floa
         seed: of the projections, and of the picks.
     """
     with _left_as_it_was(model), torch.enable_grad():
-        sketcher = Sketcher(model, layers="all", seed=seed, whole=WHOLE, reduction="sum")
+        sketcher = Sketcher(model, dim=lambda n: n if n <= WHOLE else 256, layers="all", seed=seed, reduction="sum")
         try:
             sums, squares = _one_pass(model, sketcher, batches, loss)
         finally:

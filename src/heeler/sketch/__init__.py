@@ -1,20 +1,22 @@
-"""From a model to sketches: K numbers for every example's gradient, taken out of an ordinary backward."""
+"""From a model to sketches: K numbers per example's gradient, taken out of an ordinary backward."""
 
-from heeler.sketch.courier import Courier
 from heeler.sketch.coverage import Coverage
+from heeler.sketch.host_copy import HostCopy
+from heeler.sketch.layer_rules import Call, Cost, Examples, LayerRule, LeftOut, register
+from heeler.sketch.listener import SketchListener
 from heeler.sketch.matrices import MatrixSpec
-from heeler.sketch.rules import Call, Cost, Examples, LeftOut, Rule, register
 from heeler.sketch.sketcher import Sketcher
 
 __all__ = [
     "Call",
     "Cost",
-    "Courier",
     "Coverage",
     "Examples",
+    "HostCopy",
+    "LayerRule",
     "LeftOut",
     "MatrixSpec",
-    "Rule",
+    "SketchListener",
     "Sketcher",
     "register",
 ]

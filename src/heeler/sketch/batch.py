@@ -29,11 +29,11 @@ def first_tensor(args: Any, at_least: int) -> Tensor | None:
 def by_example(x: Tensor, batch: int, batch_dim: int, shapes: list[torch.Size]) -> Tensor:
     """(..., n) with the batch in `batch_dim` → (B, T, n), all other leading dimensions being tokens T.
 
-    (B, n), one token an example, stays as it is: views cost more than arithmetic in small models.
+    (B, n), one token per example, stays as it is: views cost more than arithmetic in small models.
 
     A tensor whose leading dimensions were flattened on the way ((B·T, n), or (T·B, n) where batch_dim is 1) is taken
-    apart again. `shapes` are those that were seen with the batch in its place; T must be found in one of them, since
-    rows that merely are a multiple of B may be anything: positions, pairs, what a router sent.
+    apart again. `shapes` are those that were seen with the batch in its place. T must be found in one of them: rows
+    that merely are a multiple of B may be anything, such as positions, pairs, or what a router sent.
     """
     if x.ndim == 2 and x.shape[0] == batch:
         return x
@@ -49,9 +49,9 @@ def by_example(x: Tensor, batch: int, batch_dim: int, shapes: list[torch.Size]) 
         return x.reshape(batch, -1, n) if batch_dim == 0 else x.reshape(-1, batch, n).transpose(0, 1)
     raise NoBatchDimension(
         f"a layer was called with shape {tuple(x.shape)}, in which the {batch} examples of this batch cannot be told "
-        f"(batch_dim={batch_dim}); if the batch lies in another dimension pass batch_dim=..., if it is not a dimension "
-        f"of the model's first tensor argument pass batch_dim=lambda args, kwargs: batch_size, and leave out layers "
-        f"that mix examples with layers=lambda name, module: ..."
+        f"apart (batch_dim={batch_dim}). If the batch lies in another dimension, pass batch_dim=...; if it is not a "
+        f"dimension of the model's first tensor argument, pass batch_dim=lambda args, kwargs: batch_size. If the layer "
+        f"mixes examples, leave it out with layers=lambda name, module: ..."
     )
 
 

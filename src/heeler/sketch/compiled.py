@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from heeler.sketch.passes import PassLog
-    from heeler.sketch.sketcher import Sketcher
+    from heeler.sketch.recorder import Recorder
 
 
 class HooksNotTraced(RuntimeError):
@@ -21,55 +20,62 @@ class HooksNotTraced(RuntimeError):
 
 _ADVICE = (
     "Heeler's hooks are part of the compiled code, so they must be there before the first compiled call: attach first, "
-    "or call torch._dynamo.reset() before attaching to have everything compiled anew"
+    "or call torch._dynamo.reset() before attaching, so that everything is compiled again"
 )
 
 
-_REGISTRY: weakref.WeakValueDictionary[str, Sketcher] = weakref.WeakValueDictionary()
+def is_compiled(model: nn.Module) -> bool:
+    """Whether calls of this model run compiled code: `torch.compile(model)` and `model.compile()` alike."""
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+
+
+# While it traces, the compiler runs the functions below as plain Python, and gives them nothing but constants.
+
+_REGISTRY: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
 _KEYS = itertools.count()
 
 
-def enrol(sketcher: Sketcher) -> str:
-    """A name for the sketcher: the compiler calls functions while tracing with plain constants alone.
+def enrol(recorder: Recorder) -> str:
+    """A name by which these functions find the recorder.
 
-    A string: the compiler would turn a number that differs between two sketchers into a symbol, no longer a constant.
+    A string: the compiler would turn a number that differs between two recorders into a symbol, no longer a constant.
     """
     key = str(next(_KEYS))
-    _REGISTRY[key] = sketcher
+    _REGISTRY[key] = recorder
     return key
 
 
 @torch._dynamo.assume_constant_result
 def prepare(key: str, capacity: int, kind: str, index: int) -> int:
-    """Runs as plain Python while the forward is traced: the leaves must exist before the graph that uses them."""
-    sketcher = _REGISTRY[key]
+    """The leaves must exist before the graph that uses them."""
+    recorder = _REGISTRY[key]
     device = torch.device(kind) if index < 0 else torch.device(kind, index)
-    if device != sketcher._log.device:
-        sketcher._move(device)
-    sketcher._log.arm(capacity, device)
+    if device != recorder.device:
+        recorder.move(device)
+    recorder.arm(capacity)
     return 0
 
 
 @torch._dynamo.assume_constant_result
 def lend_leaf(key: str) -> int:
-    """Runs likewise: an eager pass has a leaf for the compiled code in it, and so does every one from now on."""
-    log = _REGISTRY[key]._log
-    if log.current is not None and log.current.leaf is None:
-        log.needs_leaves = True
-        log.lend_leaf(log.current)
+    """An eager pass has a leaf for the compiled code in it, and so does every one from now on."""
+    recorder = _REGISTRY[key]
+    if recorder.current is not None and recorder.current.leaf is None:
+        recorder.needs_leaves = True
+        recorder.lend_leaf(recorder.current)
     return 0
 
 
 @torch._dynamo.assume_constant_result
 def warn_of_lost_batch(key: str) -> int:
-    _REGISTRY[key]._warn_of_lost_batch()
+    _REGISTRY[key].warn_of_lost_batch()
     return 0
 
 
 @torch._dynamo.assume_constant_result
-def warn_of_failed_rule(site: str) -> int:
+def warn_of_failed_rule(layer: str) -> int:
     logging.getLogger("heeler").warning(
-        "%s is not sketched: its rule failed while it was compiled; print(sketcher.coverage) says how", site
+        "%s is not sketched: its rule failed while it was compiled; print(sketcher.coverage) says how", layer
     )
     return 0
 
@@ -77,8 +83,8 @@ def warn_of_failed_rule(site: str) -> int:
 def run_as_it_is(function: Any) -> None:
     """Have dynamo run this function uncompiled where it meets it as a frame of its own.
 
-    That is how it meets the hooks of a root module of one's own class: compiled, they would cost more than they do. Of
-    torch's own containers the hooks are traced together with the forward, and for that it makes no difference.
+    It does so with the hooks of a root module of the user's own class: compiled, they would cost more than they do.
+    The hooks of torch's own containers are traced together with the forward, and there this makes no difference.
     """
     frames: Any = torch._C._dynamo.eval_frame
     if hasattr(frames, "set_code_exec_strategy"):  # older versions compile the hooks
@@ -88,8 +94,7 @@ def run_as_it_is(function: Any) -> None:
 
 def refuse_if_called(model: nn.Module) -> None:
     """Raise if the model is compiled and compiled code exists that would run without hooks."""
-    is_wrapper = hasattr(model, "_orig_mod")
-    if not is_wrapper and getattr(model, "_compiled_call_impl", None) is None:
+    if not is_compiled(model):
         return
     for code in _entry_codes(model):
         if torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code):
@@ -109,15 +114,15 @@ def _entry_codes(model: Any) -> list[Any]:
     return codes
 
 
-def watch(wrapper: nn.Module, log: PassLog) -> list[Any]:
+def watch(wrapper: nn.Module, recorder: Recorder) -> list[Any]:
     """Hooks outside the compiled region that notice when the taps inside did not run."""
 
     def before(module: nn.Module, args: Any) -> None:
-        log.current = None
+        recorder.current = None
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        wanted = log.enabled and log.sketching and not log.lost and module.training and torch.is_grad_enabled()
-        if wanted and log.current is None:
+        wanted = recorder.enabled and recorder.sketching and not recorder.lost
+        if wanted and module.training and torch.is_grad_enabled() and recorder.current is None:
             raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
 
     return [wrapper.register_forward_pre_hook(before), wrapper.register_forward_hook(after)]

@@ -46,7 +46,7 @@ class Coverage:
     def share_of_gradient(self) -> float | None:
         """Covered share of the squared gradient norm, from `p.grad` as it is now (this waits for the device).
 
-        None while no parameter holds a gradient. Of sharded parameters every rank sees its own shard.
+        None while no parameter holds a gradient. With sharded parameters, every rank sees its own shard.
         """
         total = covered = 0.0
         for line in self.lines:

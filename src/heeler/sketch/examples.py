@@ -32,8 +32,8 @@ class Examples:
 class Sums:
     """The sketches (B, K) of an eager pass, added up part by part in the backward that is under way.
 
-    factor: what every part is multiplied with: the batch's size where the loss is a mean.
-    stream: on which alone parts are added, on a GPU.
+    factor: what every part is multiplied by: the batch's size where the loss is a mean.
+    stream: on a GPU, the only one on which parts are added.
     """
 
     def __init__(self, batch: int, dim: int, factor: int, device: torch.device) -> None:

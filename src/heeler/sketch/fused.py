@@ -4,7 +4,7 @@
 writing the projected gradient down. Where a projection is zero on most of a wide side, `blocks` says on which blocks of
 64 columns it is not; then `p` holds their rows alone, and the other columns are never read. Both replace products with
 16 columns, for which a GEMM library reaches a third of the memory's bandwidth. The plain path, `Matrix.input`,
-`Matrix.grad` and `Matrix.contract`, stays beside them, runs everywhere else, and is what the tests hold them against.
+`Matrix.grad` and `Matrix.contract`, runs everywhere else, and is what the tests compare them with.
 Products of float32 inputs are taken in tf32: its error is a hundredth of the sketch's own.
 """
 
@@ -25,7 +25,7 @@ BLOCK_COLUMNS = 64
 WIDTHS = (16, 32)
 """Columns of projections that the kernels take."""
 STAGES, STAGES_IN_PART = 4, 8
-"""Steps of the loop that are under way at a time. Half of the second go into the numbers of the blocks."""
+"""Loop steps in flight at a time. Half of the second number goes into loading which blocks to read."""
 _LEAST_NUMBERS = 1 << 20
 """Inputs smaller than this are read from the cache in less time than a launch takes."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)

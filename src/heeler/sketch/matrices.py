@@ -1,4 +1,4 @@
-"""Sketches of a layer's weights: projected on both sides, or whole.
+"""Sketches of a layer's weights: projected on both sides, or exact.
 
 A weight gradient is a sum of outer products, G = Σ_t r_t c_tᵀ, of a row side (rows of the weight) and a column side.
 With random R (rows × k_rows) and C (cols × k_cols), E RRᵀ = I and E CCᵀ = I, the Kronecker sketch
@@ -48,7 +48,7 @@ class MatrixSpec:
     groups: int = 1
     """A grouped convolution: the rows fall into this many groups, each with columns of its own."""
     hidden: bool = False
-    """A linear layer between hidden states, of whose wide sides a part is read. `survey` takes it back for others."""
+    """A linear layer between hidden states, of whose wide sides only a part is read. `survey` clears it for others."""
 
     def read(self) -> dict[str, int]:
         """How many rows and columns are read, where the fused kernels fit."""
@@ -60,8 +60,6 @@ class MatrixSpec:
 class Matrix:
     """Kronecker sketch of one weight, its bias included as one more input column of ones."""
 
-    exact = False
-
     def __init__(self, spec: MatrixSpec, dim: int, seed: int, weight_key: str | None, bias_key: str | None) -> None:
         self.spec = spec
         self.dim = dim
@@ -70,18 +68,17 @@ class Matrix:
         grad_side, input_side = ("rows", "cols") if spec.grad_is_rows else ("cols", "rows")
         sizes = {"rows": (spec.rows, k_rows), "cols": (spec.cols, k_cols)}
         self.k_grad, self.k_input = sizes[grad_side][1], sizes[input_side][1]
-        self.has_weight = weight_key is not None
 
         def drawn(side: str) -> tuple[Tensor, NDArray[np.int64] | None]:
             n, k = sizes[side]
             read = spec.read()[side]
-            if read == n or k not in fused.WIDTHS:  # what no kernel takes is read whole anyway
+            if read == n or k not in fused.WIDTHS:  # what no kernel takes is read in full anyway
                 return projection(seed, f"{key}/{side}", n, k), None
             return projection(seed, f"{key}/{side}", n, k, read), blocks_read(seed, f"{key}/{side}", n, read)[0]
 
         self.of_grad = Projection(*drawn(grad_side))
         columns, blocks = drawn(input_side)
-        self.of_input = Projection(columns if self.has_weight else torch.zeros_like(columns), blocks)
+        self.of_input = Projection(columns if weight_key is not None else torch.zeros_like(columns), blocks)
         self.of_ones = None
         if bias_key is not None:
             self.of_ones = Constant(random_signs(seed, f"{bias_key}/ones", 1, self.k_input)[0])
@@ -92,7 +89,7 @@ class Matrix:
                 constant.move(device)
 
     def input_filter(self, like: Tensor) -> Tensor:
-        """(n_input, k): what an input is multiplied with."""
+        """(n_input, k): what an input is multiplied by."""
         return self.of_input.like(like)
 
     def input_offset(self, like: Tensor) -> Tensor | None:
@@ -174,11 +171,8 @@ class Matrix:
 class ExactMatrix:
     """The same interface with identity projections: every coordinate of weight and bias at its own place."""
 
-    exact = True
-
     def __init__(self, spec: MatrixSpec, dim: int, weight_at: int | None, bias_at: int | None) -> None:
         self.spec, self.dim, self.weight_at, self.bias_at = spec, dim, weight_at, bias_at
-        self.has_weight = weight_at is not None
         n_input = spec.cols if spec.grad_is_rows else spec.rows
         self._eye = Constant(torch.eye(n_input))
 
@@ -240,8 +234,6 @@ class ExactMatrix:
 class Vector:
     """Sketch of a parameter that acts elementwise (a norm's gain): a dense sign projection n → K."""
 
-    exact = False
-
     def __init__(self, size: int, dim: int, seed: int, key: str) -> None:
         self.projection = Constant(random_signs(seed, f"{key}/vector", size, dim))
 
@@ -254,7 +246,7 @@ class Vector:
 
 
 class ExactVector:
-    exact = True
+    """The same interface: every coordinate at its own place."""
 
     def __init__(self, dim: int, at: int) -> None:
         self.dim, self.at = dim, at

@@ -19,10 +19,10 @@ from heeler.sketch.fused import BLOCK_COLUMNS as BLOCK
 VERSION = 1
 """Raised whenever the same seed and names come to draw other projections: sketches saved before do not fit those after.
 """
-WHOLE = 1024
-"""Sides up to this are read whole."""
+FULL = 1024
+"""Sides up to this are read in full."""
 LEAST, FRACTION = 768, 4
-"""Of wider ones a quarter is read, but no less than this."""
+"""Of wider ones a quarter is read, but no less than 768 columns."""
 
 
 def random_signs(seed: int, name: str, rows: int, cols: int) -> Tensor:
@@ -44,14 +44,14 @@ def projection(seed: int, name: str, n: int, k: int, read: int | None = None) ->
     k ≥ n it loses nothing: then it is the identity with random signs (which keep other parameters' cross terms at
     mean zero).
 
-    read < n: zero but for so many rows (k < n then), those of `blocks_read`.
+    read < n: all but this many rows are zero (k < n then); `blocks_read` says which are not.
     """
     if read is not None and read < n:
-        whole = projection(seed, name, n, k)
+        full = projection(seed, name, n, k)
         factors = torch.zeros(n // BLOCK, 1, 1)
         picked, lengths = blocks_read(seed, name, n, read)
         factors[picked, 0, 0] = torch.from_numpy(np.sqrt(lengths).astype(np.float32))
-        return (whole.view(-1, BLOCK, k) * factors).view(n, k)
+        return (full.view(-1, BLOCK, k) * factors).view(n, k)
     signs = random_signs(seed, name, n, 1).numpy()
     if k >= n:
         return torch.from_numpy(signs * np.eye(n, k, dtype=np.float32))
@@ -62,7 +62,7 @@ def projection(seed: int, name: str, n: int, k: int, read: int | None = None) ->
 
 
 def blocks_read(seed: int, name: str, n: int, read: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(m,) which blocks of 64 columns are read, in order, and (m,) out of how many each was drawn.
+    """(m,) which blocks of 64 columns are read, in order, and (m,) from how many each was drawn.
 
     The blocks are cut into m runs, as equal as can be, and one of each is drawn, to stand for its run with a factor of
     √length. So every part of a side has its share: queries, keys and values of a layer that makes all three.
@@ -77,10 +77,10 @@ def blocks_read(seed: int, name: str, n: int, read: int) -> tuple[NDArray[np.int
 def columns_read(n: int, other: int) -> int:
     """How many of the n columns of a hidden layer's side are read; `other`: the columns of its other side.
 
-    Up to WHOLE all of them. More than four times the other side looks like words or classes, whose gradients sit on a
-    few columns, and those would be lost for good: all of them too.
+    Up to FULL all of them. More than four times the other side looks like words or classes, whose gradients sit on a
+    few columns, which would be lost for good: all of them too.
     """
-    if n <= WHOLE or n > 4 * other or n % BLOCK:
+    if n <= FULL or n > 4 * other or n % BLOCK:
         return n
     return max(LEAST, -(-n // (FRACTION * BLOCK)) * BLOCK)
 
@@ -139,7 +139,7 @@ class Constant:
 
 
 class Projection(Constant):
-    """(n, k), and for the fused kernels what of it is not zero: `packed` (m · 64, k), the rows of `blocks` (m,)."""
+    """(n, k), and for the fused kernels the part that is not zero: `packed` (m · 64, k), the rows of `blocks` (m,)."""
 
     def __init__(self, value: Tensor, blocks: NDArray[np.int64] | None = None) -> None:
         super().__init__(value)

@@ -9,21 +9,23 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from heeler.sketch.examples import Examples
-    from heeler.sketch.sites import Site
+    from heeler.sketch.tapped_layer import TappedLayer
 
 
 class Tap(torch.autograd.Function):
-    """`Tap.apply(site, examples, mean, leaf, n, *outputs, *kept)` → the n outputs, unchanged.
+    """`Tap.apply(layer, examples, mean, leaf, n, *outputs, *kept)` → the n outputs, unchanged.
 
     Backward hands the outputs' gradients on unchanged, so parameter gradients stay what they were, bit for bit. The
     gradient of `leaf`, a (B, K) tensor whose values nobody reads, is this call's part of the sketch, times B where the
-    loss is a mean: autograd adds the parts of all layers up. Only `kept` is saved, and through `save_for_backward`, so
+    loss is a mean: autograd adds up the parts of all layers. Only `kept` is saved, and through `save_for_backward`, so
     that activation checkpointing can drop and recompute it.
     """
 
     @staticmethod
-    def forward(ctx: Any, site: Site, examples: Examples, mean: bool, leaf: Tensor, n: int, *tensors: Tensor) -> Any:
-        ctx.site, ctx.examples, ctx.mean, ctx.arity = site, examples, mean, len(tensors)
+    def forward(
+        ctx: Any, layer: TappedLayer, examples: Examples, mean: bool, leaf: Tensor, n: int, *tensors: Tensor
+    ) -> Any:
+        ctx.layer, ctx.examples, ctx.mean, ctx.arity = layer, examples, mean, len(tensors)
         ctx.dim = leaf.shape[1]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors[n:])
@@ -36,14 +38,14 @@ class Tap(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         sketch = None
         if any(g is not None for g in grads):
-            site, examples, kept = ctx.site, ctx.examples, ctx.saved_tensors
+            layer, examples, kept = ctx.layer, ctx.examples, ctx.saved_tensors
             if torch.compiler.is_compiling():
-                sketch = site.rule.sketch(site, examples, grads, *kept)
+                sketch = layer.rule.sketch(layer, examples, grads, *kept)
             else:
                 try:
-                    sketch = site.rule.sketch(site, examples, grads, *kept)
+                    sketch = layer.rule.sketch(layer, examples, grads, *kept)
                 except Exception as error:  # nobody stores a sketch that is not finite
-                    site.fail(error)
+                    layer.fail(error)
                     some = next(g for g in grads if g is not None)
                     sketch = torch.full((examples.batch, ctx.dim), torch.nan, device=some.device)
             if ctx.mean:

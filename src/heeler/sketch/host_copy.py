@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-Delivery = tuple[NDArray[np.int64], NDArray[np.float32]]
+Chunk = tuple[NDArray[np.int64], NDArray[np.float32]]
 
-PARCEL = 1 << 18
-"""Numbers that are delivered together: filing a small batch costs as much as filing a large one."""
+CHUNK = 1 << 18
+"""Numbers that are handed over together: filing a small batch costs as much as filing a large one."""
 
 
-class Courier:
-    """Carries (indices, sketches) to host memory and delivers them in sending order, many small ones in one parcel.
+class HostCopy:
+    """Copies (indices, sketches) to host memory and hands them over in the order they were sent, in large chunks.
 
     From a GPU the copy runs on a stream of its own into pinned memory, and an event says when it is done, so neither
     `send` nor `receive` ever waits for the device. Sketches that are on the host already are handed over as they are.
@@ -25,7 +25,7 @@ class Courier:
 
     def __init__(self) -> None:
         self._under_way: deque[tuple[NDArray[np.int64], NDArray[np.float32], Any]] = deque()
-        self._arrived: list[Delivery] = []
+        self._arrived: list[Chunk] = []
         self._numbers = 0
         self._streams: dict[torch.device, Any] = {}
 
@@ -34,7 +34,7 @@ class Courier:
         return len(self._under_way) + len(self._arrived)
 
     def send(self, indices: ArrayLike, sketches: torch.Tensor | ArrayLike) -> None:
-        """indices (b,), which are copied, and sketches (b, K) on any device, which nobody may change afterwards."""
+        """indices (b,), which are copied, and sketches (b, K) on any device, which must not change afterwards."""
         where = np.array(indices, dtype=np.int64)
         rows = sketches.detach() if isinstance(sketches, torch.Tensor) else np.asarray(sketches, dtype=np.float32)
         if where.ndim != 1 or rows.ndim != 2 or len(where) != len(rows):
@@ -48,8 +48,8 @@ class Courier:
         else:
             self._under_way.append((where, rows, None))
 
-    def receive(self, wait: bool = False) -> Iterator[Delivery]:
-        """What has arrived, oldest first, as soon as it fills a parcel; with `wait`, everything that was sent."""
+    def receive(self, wait: bool = False) -> Iterator[Chunk]:
+        """What has arrived, oldest first, once it fills a chunk; with `wait`, everything that was sent."""
         while self._under_way:
             where, rows, arrived = self._under_way[0]
             if arrived is not None and not arrived.query():
@@ -59,13 +59,13 @@ class Courier:
             self._under_way.popleft()
             self._arrived.append((where, rows))
             self._numbers += rows.size
-            if self._numbers >= PARCEL:
-                yield self._pack()
+            if self._numbers >= CHUNK:
+                yield self._join()
         if wait and self._arrived:
-            yield self._pack()
+            yield self._join()
 
-    def _pack(self) -> Delivery:
-        """Everything that has arrived, in one piece."""
+    def _join(self) -> Chunk:
+        """Everything that has arrived, in one chunk."""
         arrived, self._arrived, self._numbers = self._arrived, [], 0
         if len(arrived) == 1:
             return arrived[0]

@@ -1,11 +1,11 @@
-"""Passes: one for each forward of the model, finished by the backward that puts a gradient into it.
+"""Passes: one per forward of the model, finished by the backward that puts a gradient into it.
 
-In eager mode the listeners of a forward (see `hooks`) hold its `Pass`, and add up the sketch in place while backward
-runs; as it ends the pass is finished. The log itself holds only the newest pass, so a forward whose graph dies without
-a backward takes its pass with it.
+In eager mode the hooks on a forward's autograd nodes (see `layer_hooks`) hold its `Pass`, and add up the sketch in
+place while backward runs; as that ends, the pass is finished. The recorder itself holds only the newest pass, so a
+forward whose graph dies without a backward takes its pass with it.
 
 Taps need a leaf, a (B, K) tensor that requires gradients and whose values nobody reads: they hang on it, and its
-gradient is their sketch. Inside `torch.compile` no leaf can be made and no callback can run, so leaves lie ready
+gradient is their sketch. Inside `torch.compile` no leaf can be made and nobody can be told, so leaves lie ready
 ("armed") in slots, the traced code takes slot 0, 1, ... and writes the batch size into it, and the first gradient that
 arrives begins the passes and frees the slots. Slots are as long as the largest batch seen, rounded up. A second
 backward through a compiled forward must come before the next forward; else it counts for that one.
@@ -13,15 +13,18 @@ backward through a compiled forward must come before the next forward; else it c
 
 from __future__ import annotations
 
+import logging
 import weakref
 from bisect import insort
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from heeler.sketch import compiled
 from heeler.sketch.examples import Examples, Sums, current_stream
+from heeler.sketch.listener import SketchListener
+from heeler.sketch.tapped_layer import TappedLayer
 
 SLOTS = 4
 """Forwards of a compiled model before one backward that are kept apart; each depth is compiled once."""
@@ -37,9 +40,9 @@ class Pass:
         self.sketch: Tensor | None = None
         self.popped = False
         self.task = -1
-        """The backward (autograd's number) that its listeners heard last."""
+        """The backward (autograd's number) that reached it last."""
         self.counts = False
-        """Whether what they heard belongs to the sketch."""
+        """Whether that one's gradients belong to the sketch."""
 
 
 class Slot:
@@ -60,27 +63,35 @@ class Slot:
         """The GPU's stream at that time."""
 
 
-class PassLog:
+class Recorder:
     """Opens passes, collects their gradients, hands them out in forward order.
 
-    mean: the loss is a mean over the batch, so that a sketch is multiplied by its size. unscale: takes a scaler's
-    factor out.
+    layers: the tapped ones, which move to another device with it. mean: the loss is a mean over the batch, so that a
+    sketch is multiplied by the batch's size. scaler: the GradScaler whose factor is taken out. listener: this is the
+    only reference to it.
     """
 
     def __init__(
-        self, dim: int, device: torch.device, batch_dim: int, mean: bool, unscale: Callable[[Tensor], Tensor]
+        self,
+        layers: list[TappedLayer],
+        dim: int,
+        device: torch.device,
+        *,
+        batch_dim: int,
+        mean: bool,
+        scaler: Any,
+        listener: SketchListener,
     ) -> None:
-        self.dim, self.device, self.batch_dim = dim, device, batch_dim
-        self.mean, self.unscale = mean, unscale
-        self.on_forward: Callable[[], None] | None = None
-        self.on_backward: Callable[[], None] | None = None
-        self.on_count: Callable[[int], None] | None = None
+        self.layers, self.dim, self.device, self.batch_dim = layers, dim, device, batch_dim
+        self.mean, self.scaler, self.listener = mean, scaler, listener
+        self.key = compiled.enrol(self)
         self.enabled = True
         self.sketching = True
         """False: eager forwards are counted, not sketched."""
         self.current: Slot | None = None
         self.lost = False
         """The newest forward's batch could not be told, so it has no pass."""
+        self._warned = False
         self.running = False
         """A root forward is under way."""
         self.needs_leaves = False
@@ -98,17 +109,26 @@ class PassLog:
     def move(self, device: torch.device) -> None:
         self.device = device
         self._spare.clear()
+        for layer in self.layers:
+            layer.move(device)
+
+    def warn_of_lost_batch(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logging.getLogger("heeler").warning(
+                "a forward has no sketch: its batch size cannot be told from its arguments. "
+                "Pass batch_dim=lambda args, kwargs: batch_size"
+            )
 
     # Eager passes
 
-    def open(self, batch: int, device: torch.device, shapes: list[torch.Size]) -> None:
+    def open(self, batch: int, shapes: list[torch.Size]) -> None:
         """Start an eager pass of `batch` examples."""
-        if self.on_forward is not None:
-            self.on_forward()
-        slot = Slot(None, self._pass(Examples(batch, self.batch_dim, shapes)))
-        kind = device.type
+        self.listener.forward_begins()
+        slot = Slot(None, self._new_pass(batch, shapes))
+        kind = self.device.type
         if kind == "cuda":
-            slot.stream = current_stream(device)
+            slot.stream = current_stream(self.device)
         if torch.is_autocast_enabled(kind):
             slot.autocast = kind
         if self.needs_leaves:
@@ -117,8 +137,8 @@ class PassLog:
         self.running = True
 
     def begin(self, owner: Pass, task: int, device: torch.device) -> bool:
-        """The first listener of a pass hears a gradient: whether this backward counts."""
-        owner.task, owner.counts = task, not owner.popped and goes_into_grad()
+        """A pass gets its first gradient in a backward: whether this backward counts."""
+        owner.task, owner.counts = task, not owner.popped and _goes_into_grad()
         if owner.counts:
             batch = owner.examples.batch
             sums = Sums(batch, self.dim, batch if self.mean else 1, device)
@@ -130,7 +150,7 @@ class PassLog:
         """Give the taps of an eager pass their leaf."""
         leaf = torch.zeros((), device=self.device).expand(slot.examples.batch, self.dim)  # one number: nobody reads it
         leaf.requires_grad_()
-        leaf.register_post_accumulate_grad_hook(_Collector(weakref.ref(self), slot.owner))
+        leaf.register_post_accumulate_grad_hook(_Collector(self, slot.owner))
         slot.leaf = leaf
         return leaf
 
@@ -142,16 +162,16 @@ class PassLog:
             collector.owner = slot.owner
             return
         spare.clear()
-        slot.leaf = self._static_leaf(batch, self.device)
-        slot.leaf.register_post_accumulate_grad_hook(_Collector(weakref.ref(self), slot.owner, batch))
+        slot.leaf = self._static_leaf(batch)
+        slot.leaf.register_post_accumulate_grad_hook(_Collector(self, slot.owner, batch))
 
     def take_back(self, leaf: Tensor, collector: _Collector) -> None:
         """A leaf has its gradient: the next pass may have it."""
         if all(leaf is not other for other, _ in self._spare):
             self._spare.append((leaf, collector))
 
-    def _static_leaf(self, rows: int, device: torch.device) -> Tensor:
-        leaf = torch.empty(rows, self.dim, device=device)  # nobody reads the values
+    def _static_leaf(self, rows: int) -> Tensor:
+        leaf = torch.empty(rows, self.dim, device=self.device)  # nobody reads the values
         torch._dynamo.mark_static_address(leaf)  # nor need CUDA graphs copy them
         return leaf.requires_grad_()
 
@@ -171,18 +191,18 @@ class PassLog:
         """End it. Whatever is new and still referred to here is built again after every run of the compiled code."""
         slot.examples = slot.owner.examples
 
-    def arm(self, capacity: int, device: torch.device) -> None:
+    def arm(self, capacity: int) -> None:
         """Put a fresh leaf of `capacity` rows into every slot."""
-        self.capacity, self.device = str(capacity), device
+        self.capacity = str(capacity)
         self.slots = []
         for i in range(SLOTS):
-            leaf = self._static_leaf(capacity, device)
-            leaf.register_post_accumulate_grad_hook(_SlotCollector(weakref.ref(self), i))
-            self.slots.append(Slot(leaf, Pass(-1, Examples(0, self.batch_dim, []))))
+            leaf = self._static_leaf(capacity)
+            leaf.register_post_accumulate_grad_hook(_SlotCollector(self, i))
+            self.slots.append(Slot(leaf, self._new_pass(0, [])))
         self.depth = 0
 
     def collect_slot(self, index: int, leaf: Tensor) -> None:
-        """The same for a compiled forward. The first gradient after forwards begins the passes of all of them."""
+        """`collect` for a compiled forward. The first gradient after forwards begins the passes of all of them."""
         if index >= len(self.slots) or self.slots[index].leaf is not leaf:
             leaf.grad = None  # of before the slots grew
             return
@@ -191,10 +211,9 @@ class PassLog:
             for slot in self.slots:
                 if slot.taken:
                     slot.taken = False
-                    slot.owner = self._pass(Examples(slot.batch, self.batch_dim, []))
+                    slot.owner = self._new_pass(slot.batch, [])
             for _ in range(taken):
-                if self.on_forward is not None:
-                    self.on_forward()
+                self.listener.forward_begins()
         self.collect(self.slots[index].owner, leaf)
 
     # Both
@@ -218,25 +237,31 @@ class PassLog:
             done.sketch, done.popped = None, True
         return sketches
 
-    def _pass(self, examples: Examples) -> Pass:
+    def _new_pass(self, batch: int, shapes: list[torch.Size]) -> Pass:
         self._count += 1
-        return Pass(self._count, examples)
+        return Pass(self._count, Examples(batch, self.batch_dim, shapes))
 
     def _file(self, owner: Pass, sketch: Tensor) -> None:
-        sketch = self.unscale(sketch)
+        sketch = _unscaled(sketch, self.scaler)
         if owner.sketch is None:
             owner.sketch = sketch
-            if self._finished and self._finished[-1].order > owner.order:
-                insort(self._finished, owner, key=lambda p: p.order)
-            else:
-                self._finished.append(owner)
+            insort(self._finished, owner, key=lambda p: p.order)
         else:
             owner.sketch = owner.sketch + sketch
-        if self.on_backward is not None:
-            self.on_backward()
+        self.listener.backward_ended()
 
 
-def goes_into_grad() -> bool:
+def _unscaled(sketch: Tensor, scaler: Any) -> Tensor:
+    """The sketch without the scaler's factor; this does not wait for the device."""
+    if scaler is None or not scaler.is_enabled():
+        return sketch
+    scale = scaler.scale(torch.ones((), device=sketch.device))
+    # A step with infinities is skipped: one non-finite number makes the whole batch non-finite, so that no row of it
+    # is stored.
+    return sketch / scale + sketch.sum() * 0.0
+
+
+def _goes_into_grad() -> bool:
     """Whether the backward under way adds to `.grad`, as `loss.backward()` does and `autograd.grad` does not.
 
     Asked of the parameters under the node that is being computed.
@@ -253,33 +278,34 @@ def goes_into_grad() -> bool:
     return True
 
 
+class _Collector:
+    """The leaf's hook. It must not keep the recorder alive: the recorder's newest leaf keeps the hook.
+
+    rows: of a leaf that is lent again once it has its gradient; 0 for others.
+    """
+
+    def __init__(self, recorder: Recorder, owner: Pass, rows: int = 0) -> None:
+        self.recorder, self.owner, self.rows = weakref.ref(recorder), owner, rows
+
+    def __call__(self, leaf: Tensor) -> None:
+        recorder = self.recorder()
+        if recorder is None:
+            leaf.grad = None
+            return
+        recorder.collect(self.owner, leaf)
+        if self.rows:
+            recorder.take_back(leaf, self)
+
+
 class _SlotCollector:
     """The hook of a slot's leaf, likewise."""
 
-    def __init__(self, log: weakref.ref[PassLog], index: int) -> None:
-        self.log, self.index = log, index
+    def __init__(self, recorder: Recorder, index: int) -> None:
+        self.recorder, self.index = weakref.ref(recorder), index
 
     def __call__(self, leaf: Tensor) -> None:
-        log = self.log()
-        if log is not None:
-            log.collect_slot(self.index, leaf)
+        recorder = self.recorder()
+        if recorder is None:
+            leaf.grad = None
         else:
-            leaf.grad = None
-
-
-class _Collector:
-    """The leaf's hook. It must not keep the log alive: the log's newest leaf keeps the hook."""
-
-    def __init__(self, log: weakref.ref[PassLog], owner: Pass, rows: int = 0) -> None:
-        self.log, self.owner = log, owner
-        self.rows = rows
-        """Of a leaf that is lent again once it has its gradient."""
-
-    def __call__(self, leaf: Tensor) -> None:
-        log = self.log()
-        if log is None:
-            leaf.grad = None
-            return
-        log.collect(self.owner, leaf)
-        if self.rows:
-            log.take_back(leaf, self)
+            recorder.collect_slot(self.index, leaf)

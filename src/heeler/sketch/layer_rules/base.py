@@ -14,7 +14,11 @@ from heeler.sketch.examples import Examples
 from heeler.sketch.matrices import MatrixSpec
 
 if TYPE_CHECKING:
-    from heeler.sketch.sites import Site
+    from heeler.sketch.tapped_layer import TappedLayer
+
+
+Grads = tuple[Tensor | None, ...]
+"""Of a module's output tensors; None where one got none."""
 
 
 def guess_positions(channels: float) -> float:
@@ -67,7 +71,7 @@ class Call:
         return self.examples.split(x)
 
 
-class Rule:
+class LayerRule:
     """Base class; see the package's docstring for how to write one. An instance serves one module."""
 
     matrices: list[MatrixSpec]
@@ -87,11 +91,11 @@ class Rule:
         """Fill `matrices` and `vectors`, or raise LeftOut."""
         raise NotImplementedError
 
-    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
         """In forward, without gradients: the tensors that `sketch` will need."""
         raise NotImplementedError
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor | None:
+    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
         """In backward: this call's part of the (B, K) sketch, or None where `Matrix.sketch` gave None.
 
         `grads` belong to the module's output tensors.
@@ -107,17 +111,17 @@ class Rule:
         return names + list(self.vectors)
 
 
-_BY_CLASS: dict[type, type[Rule]] = {}
-_BY_NAME: dict[str, type[Rule]] = {}
+_BY_CLASS: dict[type, type[LayerRule]] = {}
+_BY_NAME: dict[str, type[LayerRule]] = {}
 
 
-def register(*classes: type | str) -> Callable[[type[Rule]], type[Rule]]:
+def register(*classes: type | str) -> Callable[[type[LayerRule]], type[LayerRule]]:
     """Class decorator: use this rule for these module classes and their subclasses.
 
     A string is a full class name, "package.module.Class", for a class that must not be imported here.
     """
 
-    def add(rule: type[Rule]) -> type[Rule]:
+    def add(rule: type[LayerRule]) -> type[LayerRule]:
         for cls in classes:
             if isinstance(cls, str):
                 _BY_NAME[cls] = rule
@@ -128,7 +132,7 @@ def register(*classes: type | str) -> Callable[[type[Rule]], type[Rule]]:
     return add
 
 
-def find_rule(module: nn.Module) -> type[Rule] | None:
+def find_rule(module: nn.Module) -> type[LayerRule] | None:
     """The rule of the nearest class along the MRO, or None."""
     for cls in type(module).__mro__:
         rule = _BY_CLASS.get(cls) or _BY_NAME.get(f"{cls.__module__}.{cls.__qualname__}")

@@ -1,6 +1,6 @@
 """Normalisation: y = x̂ ∘ γ + β. Example i's gradient is Σ_t g_t ∘ x̂_t and Σ_t g_t.
 
-x̂ is computed anew in backward from the input, which the layer itself keeps anyway. In training mode batch norm's
+x̂ is computed again in backward from the input, which the layer itself keeps anyway. In training mode batch norm's
 statistics tie the examples together; example i's part of the batch's gradient is still the sum over its own positions,
 and the parts add up to the whole.
 """
@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples
-from heeler.sketch.rules.base import Call, Cost, LeftOut, Rule, guess_positions, register
+from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, LeftOut, guess_positions, register
 
 if TYPE_CHECKING:
-    from heeler.sketch.sites import Site
+    from heeler.sketch.tapped_layer import TappedLayer
 
 
-class NormRule(Rule):
+class NormRule(LayerRule):
     """`normalise` gives x̂, shaped like x; the parameters lie along the last dimensions or along dimension 1."""
 
     over_images: ClassVar[bool] = False
@@ -42,20 +42,20 @@ class NormRule(Rule):
         """→ (B, T, features)."""
         raise NotImplementedError
 
-    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
         self.by_feature(call.examples, call.input)  # says now, not in backward, if the examples cannot be found
         return (call.input,)
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
         if grads[0] is None:
             raise ValueError("a norm's output got no gradient")
         g = grads[0].float()
         parts = []
-        if "weight" in site.vectors:
+        if "weight" in layer.vectors:
             weighted = g * self.normalise(kept[0].float(), *kept[1:])
-            parts.append(site.vectors["weight"].write(self.by_feature(examples, weighted).sum(1)))
-        if "bias" in site.vectors:
-            parts.append(site.vectors["bias"].write(self.by_feature(examples, g).sum(1)))
+            parts.append(layer.vectors["weight"].write(self.by_feature(examples, weighted).sum(1)))
+        if "bias" in layer.vectors:
+            parts.append(layer.vectors["bias"].write(self.by_feature(examples, g).sum(1)))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     def cost(self, module: Any, k: float) -> Cost:
@@ -102,9 +102,9 @@ class GroupNormRule(DimensionOne):
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 class BatchNormRule(DimensionOne):
-    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
         """The batch's own statistics, or, for a frozen layer, the running ones as they are now."""
-        (x,) = super().keep(site, call)
+        (x,) = super().keep(layer, call)
         if self.module.training or self.module.running_mean is None:
             return (x,)
         return (x, self.module.running_mean.detach().clone(), self.module.running_var.detach().clone())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch import MatrixSpec, Rule, Sketcher, register
+from heeler.sketch import LayerRule, MatrixSpec, Sketcher, register
 
 from .oracle import per_example_gradients, relative_error
 
@@ -104,8 +104,8 @@ def test_batch_norm_in_training_adds_up_to_the_batch_gradient() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(48, 2))
     sketcher = Sketcher(model, exact=True)
     F.cross_entropy(model(torch.randn(BATCH, 2, 6, 6)), torch.randint(2, (BATCH,))).backward()
-    whole = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    assert relative_error(sketcher.pop().mean(0), whole) < 1e-5
+    full = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert relative_error(sketcher.pop().mean(0), full) < 1e-5
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -286,15 +286,15 @@ def test_users_can_add_a_rule() -> None:
     assert not Sketcher(nn.Sequential(Scale(), nn.Linear(3, 2)), exact=True).coverage.covered.get("0.matrix")
 
     @register(Scale)
-    class ScaleRule(Rule):
+    class ScaleRule(LayerRule):
         def declare(self, module: nn.Module) -> None:
             self.matrices = [MatrixSpec("matrix", None, 3, 4)]
 
-        def keep(self, site, call):  # type: ignore[no-untyped-def]
-            return (site.matrices[0].input(call.split(call.input)),)
+        def keep(self, layer, call):  # type: ignore[no-untyped-def]
+            return (layer.matrices[0].input(call.split(call.input)),)
 
-        def sketch(self, site, examples, grads, xp):  # type: ignore[no-untyped-def]
-            return site.matrices[0].contract(site.matrices[0].grad(examples.split(grads[0])), xp)
+        def sketch(self, layer, examples, grads, xp):  # type: ignore[no-untyped-def]
+            return layer.matrices[0].contract(layer.matrices[0].grad(examples.split(grads[0])), xp)
 
     class Subclass(Scale):
         pass

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples
+from heeler.sketch.layer_rules.base import Call, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
-from heeler.sketch.rules.base import Call, LeftOut, Rule, register
 
 if TYPE_CHECKING:
-    from heeler.sketch.sites import Site
+    from heeler.sketch.tapped_layer import TappedLayer
 
 
 @register(nn.LSTM, nn.GRU)
-class RecurrentRule(Rule):
+class RecurrentRule(LayerRule):
     """`matrices` alternates input-to-hidden and hidden-to-hidden, in the order of `runs`."""
 
     def declare(self, module: Any) -> None:
@@ -44,7 +44,7 @@ class RecurrentRule(Rule):
                 bias = f"bias_{kind}_{run}" if module.bias else None
                 self.matrices.append(MatrixSpec(f"weight_{kind}_{run}", bias, gates, cols))
 
-    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
         """The input and the initial state, time first: (T, B, n), (runs, B, h), and for an LSTM the cells."""
         x = call.input  # refuses a packed sequence
         if x.ndim != 3:
@@ -58,13 +58,13 @@ class RecurrentRule(Rule):
             return (x, zeros, zeros) if self.is_lstm else (x, zeros)
         return (x, *(s.detach() for s in state)) if self.is_lstm else (x, state.detach())
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
         grad_out = grads[0]
         if grad_out is not None and self.module.batch_first:
             grad_out = grad_out.transpose(0, 1)
         total = torch.zeros((), device=kept[0].device)
         for i, (inputs, hidden, g_ih, g_hh) in enumerate(self._gate_gradients(kept, (grad_out, *grads[1:]))):
-            for matrix, a, g in ((site.matrices[2 * i], inputs, g_ih), (site.matrices[2 * i + 1], hidden, g_hh)):
+            for matrix, a, g in ((layer.matrices[2 * i], inputs, g_ih), (layer.matrices[2 * i + 1], hidden, g_hh)):
                 a, g = a.transpose(0, 1), g.transpose(0, 1)  # (B, T, n)
                 total = total + matrix.contract(matrix.grad(g), matrix.input(a))
         return total

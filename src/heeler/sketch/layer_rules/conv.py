@@ -11,17 +11,17 @@ from torch.nn import functional as F
 
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples
+from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, guess_positions, register
 from heeler.sketch.matrices import ExactMatrix, MatrixSpec
-from heeler.sketch.rules.base import Call, Cost, Rule, guess_positions, register
 
 if TYPE_CHECKING:
-    from heeler.sketch.sites import Site
+    from heeler.sketch.tapped_layer import TappedLayer
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-class ConvRule(Rule):
+class ConvRule(LayerRule):
     def declare(self, module: Any) -> None:
         self.kernel = tuple(module.kernel_size)
         self.geometry = (module.stride, module.padding, module.dilation, module.groups)
@@ -32,8 +32,8 @@ class ConvRule(Rule):
         bias = None if module.bias is None else "bias"
         self.matrices = [MatrixSpec("weight", bias, module.out_channels, cols, groups=module.groups)]
 
-    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
-        a, matrix = call.input, site.matrices[0]
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+        a, matrix = call.input, layer.matrices[0]
         stride, padding, dilation, groups = self.geometry
         if a.ndim != len(self.kernel) + 2 or a.shape[0] != call.batch:
             raise NoBatchDimension(f"a convolution of shape {tuple(a.shape)} without the batch in dimension 0")
@@ -50,8 +50,8 @@ class ConvRule(Rule):
             return (xp,)  # (B, T·G, k)
         return (xp.flatten(2).transpose(1, 2),)  # (B, T, k)
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor | None:
-        matrix, g = site.matrices[0], grads[0]
+    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
+        matrix, g = layer.matrices[0], grads[0]
         if g is None:
             raise ValueError("a convolution's output got no gradient")
         g = g.flatten(2)  # (B, C_out, T)

@@ -1,8 +1,8 @@
 """nn.MultiheadAttention: its weights never pass through `nn.Linear.forward`.
 
 The fused function shows neither the attention's output before the last projection nor the gradients of queries, keys
-and values. Both are computed anew in backward from the inputs, without gradients of weights: exact, at about the price
-of one more forward and backward of the attention itself, so not among the default layers.
+and values. Both are computed again in backward from the inputs, without gradients of weights: exact, but for about the
+price of one more forward and backward of the attention itself, so it is not among the default layers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch.nn import functional as F
 
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples
+from heeler.sketch.layer_rules.base import Call, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
-from heeler.sketch.rules.base import Call, LeftOut, Rule, register
 
 if TYPE_CHECKING:
-    from heeler.sketch.sites import Site
+    from heeler.sketch.tapped_layer import TappedLayer
 
 
 @register(nn.MultiheadAttention)
-class AttentionRule(Rule):
+class AttentionRule(LayerRule):
     def declare(self, module: Any) -> None:
         if module.dropout > 0:
             raise LeftOut("attention dropout: the mask that was drawn cannot be drawn again")
@@ -41,7 +41,7 @@ class AttentionRule(Rule):
             MatrixSpec("out_proj.weight", out_bias, d, d),
         ]
 
-    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
         inputs = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
         if any(x.ndim != 3 for x in inputs):
             raise NoBatchDimension("attention without a batch dimension")
@@ -54,7 +54,7 @@ class AttentionRule(Rule):
         merged = _merge_masks(mask, padding, call.batch, self.module.num_heads, q)
         return (q, k, v) if merged is None else (q, k, v, merged)
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor:
+    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
         g = grads[0]
         if g is None or (len(grads) > 1 and grads[1] is not None):
             raise ValueError("the attention weights were trained through; leave this layer out with layers=...")
@@ -62,7 +62,7 @@ class AttentionRule(Rule):
             g = g.transpose(0, 1)
         inputs, mask = kept[:3], kept[3] if len(kept) > 3 else None
         attended, preactivation_grads = attention_internals(self.module, inputs, mask, g)
-        into, out = site.matrices
+        into, out = layer.matrices
         result = out.contract(out.grad(g), out.input(attended.to(g.dtype)))
         g3 = torch.stack(preactivation_grads, dim=2)  # (B, T, 3, d)
         if inputs[0].shape[1] == inputs[1].shape[1]:

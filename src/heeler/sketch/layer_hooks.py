@@ -1,8 +1,8 @@
-"""The hooks of one tapped module: forward keeps what its rule needs, backward makes this call's part of the sketch.
+"""The hooks of one tapped layer: forward keeps what its rule needs, backward makes this call's part of the sketch.
 
 In eager mode the backward hook sits on the autograd node that computed the module's output: the graph, and so every
 gradient, is exactly what it is without Heeler, and a call costs the host a few microseconds besides the rule's own
-arithmetic. Where nobody could listen there (compiled code, checkpoints, several outputs) a `Tap` in the graph does the
+arithmetic. Where no hook can sit there (compiled code, checkpoints, several outputs), a `Tap` in the graph does the
 same.
 """
 
@@ -16,88 +16,80 @@ from torch import Tensor, nn
 from heeler.sketch import compiled
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples, current_stream
+from heeler.sketch.layer_rules.base import Call
 from heeler.sketch.matrices import AnyMatrix
-from heeler.sketch.passes import Pass, PassLog, Slot
-from heeler.sketch.rules.base import Call
-from heeler.sketch.sites import Site
+from heeler.sketch.recorder import Pass, Recorder, Slot
 from heeler.sketch.tap import Tap
+from heeler.sketch.tapped_layer import TappedLayer
 
 _task_id = torch._C._current_graph_task_id
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-def is_rerun() -> bool:
-    """Whether a checkpoint runs a forward again, in backward, that has run with gradients before.
+class LayerHook:
+    """The forward hook of one layer. In eager mode it runs for every layer of every step, so it is kept short."""
 
-    The reentrant kind runs it without gradients first; the other kind has hooks on what is saved.
-    """
-    return _task_id() != -1 and _saving_hooks(True) is not None
-
-
-class SiteHook:
-    """The forward hook of one site. In eager mode it runs for every layer of every step, so it is kept short."""
-
-    def __init__(self, log: PassLog, site: Site, key: str) -> None:
-        self.log, self.site, self.key = log, site, key
-        self.matrix = site.matrices[0] if site.rule.is_linear else None
+    def __init__(self, recorder: Recorder, layer: TappedLayer) -> None:
+        self.recorder, self.layer = recorder, layer
+        self.matrix = layer.matrices[0] if layer.rule.is_linear else None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        log, site = self.log, self.site
-        slot = log.current
-        if slot is None or site.broken:
+        recorder, layer = self.recorder, self.layer
+        slot = recorder.current
+        if slot is None or layer.broken:
             return None
         compiling = torch.compiler.is_compiling()
-        if compiling and not (log.running and torch.is_grad_enabled()):
+        if compiling and not (recorder.running and torch.is_grad_enabled()):
             return None  # before anything else is read: the compiler guards what is
         if isinstance(output, Tensor) and output.ndim > 2:
             slot.examples.note(output.shape)
         if compiling:
-            compiled.lend_leaf(self.key)
-            return _tapped(site, slot, log, args, kwargs, output)
-        listens = log.running
+            compiled.lend_leaf(recorder.key)
+            return _tapped(layer, slot, recorder, args, kwargs, output)
+        on_node = recorder.running
         if not torch.is_grad_enabled():
-            if listens:
+            if on_node:
                 slot.replayed = True  # a reentrant checkpoint runs its forward without gradients first
             return None
         if _saving_hooks(True) is not None:  # a checkpoint of the other kind, which must see what is saved
-            slot.replayed, listens = True, False
-        if not log.running and _task_id() == -1:  # neither in the model's forward nor run again by a checkpoint
+            slot.replayed, on_node = True, False
+        if not recorder.running and _task_id() == -1:  # neither in the model's forward nor run again by a checkpoint
             return None
-        if not listens or not isinstance(output, Tensor):
-            return _tapped(site, slot, log, args, kwargs, output)
+        if not on_node or not isinstance(output, Tensor):
+            return _tapped(layer, slot, recorder, args, kwargs, output)
         if not output.requires_grad:
             return None
         source = _source(output)
         if source is None or slot.stream != current_stream(output.device):
-            return _tapped(site, slot, log, args, kwargs, output)
+            return _tapped(layer, slot, recorder, args, kwargs, output)
         node, number, shape = source
         matrix = self.matrix if slot.autocast is None and args and _is_flat(args[0], slot.examples.batch) else None
-        kept = _keep(site, slot, args, kwargs, output, matrix)
+        kept = _keep(layer, slot, args, kwargs, output, matrix)
         if kept is not None:
-            node.register_prehook(_Listener(log, slot.owner, site, matrix, kept, number, shape))
+            node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape))
         return None
 
 
-class _Listener:
+class _NodeHook:
     """The backward hook of one call. It must not refer to the call's output, whose node holds it.
 
-    matrix: of a linear layer that was called with one token an example: then the rule need not be asked.
+    matrix: of a linear layer that was called with one token per example: then the rule need not be asked.
     """
 
-    __slots__ = ("kept", "log", "matrix", "number", "owner", "shape", "site")
+    __slots__ = ("kept", "layer", "matrix", "number", "owner", "recorder", "shape")
 
     def __init__(
         self,
-        log: PassLog,
+        recorder: Recorder,
         owner: Pass,
-        site: Site,
+        layer: TappedLayer,
         matrix: AnyMatrix | None,
         kept: tuple[Tensor, ...],
         number: int,
         shape: torch.Size | None,
     ) -> None:
-        self.log, self.owner, self.site, self.matrix, self.kept = log, owner, site, matrix, kept
+        self.recorder, self.owner, self.layer, self.matrix, self.kept = recorder, owner, layer, matrix, kept
         self.number, self.shape = number, shape
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
@@ -105,7 +97,7 @@ class _Listener:
         if g is None or not kept:
             return
         task = _task_id()
-        if not (owner.counts if owner.task == task else self.log.begin(owner, task, g.device)):
+        if not (owner.counts if owner.task == task else self.recorder.begin(owner, task, g.device)):
             return
         if not _keeps_graph():
             self.kept = ()
@@ -118,21 +110,23 @@ class _Listener:
             self._add(g, kept)
 
     def _add(self, g: Tensor, kept: tuple[Tensor, ...]) -> None:
-        site, matrix, examples = self.site, self.matrix, self.owner.examples
+        layer, matrix, examples = self.layer, self.matrix, self.owner.examples
         assert examples.sums is not None
         try:
             if matrix is None:
-                part = site.rule.sketch(site, examples, (g,), *kept)
+                part = layer.rule.sketch(layer, examples, (g,), *kept)
             else:
                 part = matrix.deliver(examples, matrix.grad(g), kept[0])
             if part is not None:
                 examples.sums.room().add_(part, alpha=examples.sums.factor)
         except Exception as error:
-            site.fail(error)
+            layer.fail(error)
             examples.sums.fail()
 
 
-def _tapped(site: Site, slot: Slot, log: PassLog, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+def _tapped(
+    layer: TappedLayer, slot: Slot, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
     """The output with a `Tap` on it; None where it cannot be tapped."""
     single = isinstance(output, Tensor)
     outputs = (output,) if single else _flat(output)
@@ -142,18 +136,18 @@ def _tapped(site: Site, slot: Slot, log: PassLog, args: tuple[Any, ...], kwargs:
     if not torch.compiler.is_compiling():  # there is no place to add a part to in compiled code
         # Not the pass's own: a tap's part is returned to autograd, never added in place.
         examples = Examples(examples.batch, examples.batch_dim, examples.shapes)
-    kept = _keep(site, slot, args, kwargs, output, None)
+    kept = _keep(layer, slot, args, kwargs, output, None)
     if kept is None:
         return None
-    leaf = slot.leaf if slot.leaf is not None else log.add_leaf(slot)
+    leaf = slot.leaf if slot.leaf is not None else recorder.add_leaf(slot)
     if leaf.shape[0] != examples.batch:
         leaf = leaf[: examples.batch]
-    tapped = Tap.apply(site, examples, log.mean, leaf, len(outputs), *outputs, *kept)
+    tapped = Tap.apply(layer, examples, recorder.mean, leaf, len(outputs), *outputs, *kept)
     return tapped if single else _like(output, iter(tapped if len(outputs) > 1 else (tapped,)))
 
 
 def _keep(
-    site: Site,
+    layer: TappedLayer,
     slot: Slot,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -165,30 +159,27 @@ def _keep(
         try:
             return (matrix.input(args[0].detach()),)
         except Exception as error:
-            site.fail(error)
+            layer.fail(error)
             return None
     call = Call(args, kwargs, output, slot.examples)
-    if torch.compiler.is_compiling():
-        try:
-            with torch.no_grad():
-                return site.rule.keep(site, call)
-        except NoBatchDimension as problem:
-            site.problem = str(problem)
-            return None
-        except Exception as error:  # not an operator's: the compiler raises those itself, naming the rule's line
-            site.problem, site.broken = f"its rule failed: {error}", True
-            compiled.warn_of_failed_rule(site.name)
-            return None
+    compiling = torch.compiler.is_compiling()
     try:
+        if compiling:
+            with torch.no_grad():
+                return layer.rule.keep(layer, call)
         if slot.autocast is None:
-            return site.rule.keep(site, call)
+            return layer.rule.keep(layer, call)
         # The input as it is: autocast would copy all of it once more (compiled, the copy is shared).
         with torch.autocast(slot.autocast, enabled=False):
-            return site.rule.keep(site, call)
+            return layer.rule.keep(layer, call)
     except NoBatchDimension as problem:
-        site.problem = str(problem)
+        layer.problem = str(problem)
     except Exception as error:
-        site.fail(error)
+        if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line
+            layer.problem, layer.broken = f"its rule failed: {error}", True
+            compiled.warn_of_failed_rule(layer.name or "the model")
+        else:
+            layer.fail(error)
     return None
 
 
@@ -206,8 +197,8 @@ def _source(output: Tensor) -> tuple[Any, int, torch.Size | None] | None:
     if not output._is_view():
         return None if output.grad_fn is None else (output.grad_fn, output.output_nr, None)
     base: Any = output._base
-    whole = base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
-    return (base.grad_fn, base.output_nr, output.shape) if whole and base.grad_fn is not None else None
+    of_all = base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
+    return (base.grad_fn, base.output_nr, output.shape) if of_all and base.grad_fn is not None else None
 
 
 def _flat(output: Any) -> tuple[Tensor, ...]:

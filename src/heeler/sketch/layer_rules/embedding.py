@@ -10,15 +10,15 @@ from torch.nn import functional as F
 
 from heeler.sketch.batch import NoBatchDimension
 from heeler.sketch.examples import Examples
+from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
-from heeler.sketch.rules.base import Call, Cost, LeftOut, Rule, register
 
 if TYPE_CHECKING:
-    from heeler.sketch.sites import Site
+    from heeler.sketch.tapped_layer import TappedLayer
 
 
 @register(nn.Embedding)
-class EmbeddingRule(Rule):
+class EmbeddingRule(LayerRule):
     may_miss = True
 
     def declare(self, module: Any) -> None:
@@ -28,20 +28,20 @@ class EmbeddingRule(Rule):
         rows, cols = module.num_embeddings, module.embedding_dim
         self.matrices = [MatrixSpec("weight", None, rows, cols, grad_is_rows=False)]
 
-    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
         ids = call.input
         if ids.ndim <= call.batch_dim or ids.shape[call.batch_dim] != call.batch:
             # Positions looked up once for the whole batch: the examples' gradients are summed before they get here.
             raise NoBatchDimension(f"ids of shape {tuple(ids.shape)} do not belong to single examples")
         if ids.ndim > 1:
             ids = ids.movedim(call.batch_dim, 0).reshape(call.batch, -1)
-        rows = F.embedding(ids, site.matrices[0].input_filter(site.like))
+        rows = F.embedding(ids, layer.matrices[0].input_filter(layer.like))
         if self.padding_idx is not None:  # its gradient is zero by definition
             rows = torch.where((ids == self.padding_idx).unsqueeze(-1), 0.0, rows)
         return (rows,)
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor | None:
-        matrix, g = site.matrices[0], grads[0]
+    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
+        matrix, g = layer.matrices[0], grads[0]
         if g is None:
             raise ValueError("an embedding's output got no gradient")
         return matrix.sketch(examples, examples.split(g), kept[0])

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from heeler.sketch import Sketcher
 
-from .nets import data, make, oracle
+from .nets import Heard, data, make, oracle
 from .oracle import per_example_gradients, relative_error
 
 
@@ -21,12 +22,12 @@ def test_activation_checkpointing(use_reentrant: bool) -> None:
     x, y = data()
     expected = oracle(make(), x, y)
     model = make(use_reentrant=use_reentrant)
-    sketcher = Sketcher(model, exact=True)
-    calls: list[int] = []
-    sketcher.on_backward = lambda: calls.append(1)
+    listener = Heard()
+    sketcher = Sketcher(model, listener, exact=True)
     F.cross_entropy(model(x), y).backward()
     assert relative_error(sketcher.pop(), expected) < 1e-5
-    assert len(calls) >= 1
+    assert listener.heard[0] == "forward begins"
+    assert set(listener.heard[1:]) == {"backward ended"}
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False, None])
@@ -79,9 +80,8 @@ def test_two_losses_through_one_forward_add_up() -> None:
 
 def test_evaluation_no_grad_and_disabled_open_no_pass() -> None:
     model, (x, y) = make(), data()
-    sketcher = Sketcher(model, exact=True)
-    calls: list[int] = []
-    sketcher.on_forward = lambda: calls.append(1)
+    listener = Heard()
+    sketcher = Sketcher(model, listener, exact=True)
     with torch.no_grad():
         assert model(x).grad_fn is None
     model.eval()
@@ -91,12 +91,25 @@ def test_evaluation_no_grad_and_disabled_open_no_pass() -> None:
     F.cross_entropy(model(x), y).backward()
     sketcher.enabled = True
     model.head(torch.randn(6, 6)).sum().backward()  # a layer called by itself is no pass
-    assert not calls
+    assert listener.heard == []
     assert sketcher.pop_passes() == []
     F.cross_entropy(model(x), y).backward()
-    assert calls == [1]
+    assert listener.heard == ["forward begins", "backward ended"]
     assert len(sketcher.pop_passes()) == 1
     model.head(torch.randn(6, 6)).sum().backward()
+    assert sketcher.pop_passes() == []
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False, None])
+def test_a_forward_that_is_not_sketched_is_counted_once(use_reentrant: bool | None) -> None:
+    """Also where a checkpoint of the whole model runs it again in backward."""
+    model, (x, y) = make(), data()
+    listener = Heard()
+    sketcher = Sketcher(model, listener)
+    sketcher.sketching = False
+    out = model(x) if use_reentrant is None else checkpoint(model, x.requires_grad_(), use_reentrant=use_reentrant)
+    F.cross_entropy(out, y).backward()
+    assert listener.heard == ["6 counted"]
     assert sketcher.pop_passes() == []
 
 
@@ -179,7 +192,7 @@ def test_passes_without_backward_are_forgotten() -> None:
     model, (x, y) = make(), data()
     sketcher = Sketcher(model, exact=True)
     model(x)
-    owner = weakref.ref(sketcher._log.current.owner)  # type: ignore[union-attr]
+    owner = weakref.ref(sketcher._recorder.current.owner)  # type: ignore[union-attr]
     F.cross_entropy(model(x[:2]), y[:2]).backward()
     assert owner() is None
     assert [len(p) for p in sketcher.pop_passes()] == [2]

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from benchmarks import overhead
 from heeler.herding import herding_bound, solve
 from heeler.sketch import Sketcher
+from heeler.sketch.budget import MACHINES
+from heeler.sketch.layer_rules.linear import LinearRule
 from heeler.sketch.projection import projection, random_signs, split_dim, split_for
-from heeler.sketch.rules.linear import LinearRule
-from heeler.sketch.selection import MACHINES
-from heeler.sketch.sites import survey
+from heeler.sketch.tapped_layer import survey
 
 
 def test_budget_buys_more_layers_and_keeps_tied_ones_together() -> None:
@@ -29,7 +29,7 @@ def test_budget_buys_more_layers_and_keeps_tied_ones_together() -> None:
     assert len(covered[0]) >= 1
     assert len(covered[0]) < len(covered[2]) < len(covered[4])
     for budget in ("0.1%", "5%", "20%", "1000%"):
-        names = [site.name for site in Sketcher(model, layers=budget)._sites]
+        names = Sketcher(model, layers=budget).tapped
         assert ("token" in names) == ("head" in names)
 
 
@@ -42,27 +42,26 @@ def test_a_budget_never_falls_back_on_recurrent_layers_where_a_tied_head_is_ther
             self.embedding, self.lstm, self.decoder = nn.Embedding(500, 8), nn.LSTM(8, 8), nn.Linear(8, 500)
             self.decoder.weight = self.embedding.weight
 
-    names = [site.name for site in Sketcher(Tied(), layers="1%")._sites]
-    assert names == ["embedding", "decoder"]
+    assert Sketcher(Tied(), layers="1%").tapped == ["embedding", "decoder"]
 
 
 def test_known_gradients_decide() -> None:
     model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(6)])
     for i, layer in enumerate(model):
         layer.weight.grad = torch.full_like(layer.weight, 10.0 if i == 4 else 0.1)  # type: ignore[operator,arg-type]
-    assert [site.name for site in Sketcher(model, layers="0.1%")._sites] == ["4"]
+    assert Sketcher(model, layers="0.1%").tapped == ["4"]
 
 
 def test_the_head_is_the_first_layer_that_a_budget_buys() -> None:
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-    assert [site.name for site in Sketcher(model, layers="0.1%")._sites] == ["4"]
+    assert Sketcher(model, layers="0.1%").tapped == ["4"]
 
 
 def test_columns_that_a_gpu_leaves_unread_are_not_paid_for() -> None:
     """GPT-2's blocks: 768 of 2304 and of 3072 are read there, all of them on a CPU."""
-    sites = survey(overhead.GPT(768, 1, 12, 300, 16)).sites
+    layers = survey(overhead.GPT(768, 1, 12, 300, 16)).layers
     read = {"qkv": (768, 768, 2304), "proj": (768, 768, 768), "up": (768, 768, 3072), "down": (768, 768, 3072)}
-    costs = {site.name.split(".")[-1]: site.rule.cost(site.module, 16.0) for site in sites}
+    costs = {layer.name.split(".")[-1]: layer.rule.cost(layer.module, 16.0) for layer in layers}
     for name, (n_in, n_out, wide) in read.items():
         cost = costs[name]
         assert cost is not None
@@ -113,6 +112,28 @@ def test_a_parameter_shared_with_a_module_without_a_rule_is_left_out() -> None:
     layer = nn.Linear(4, 4)
     model = nn.ModuleDict({"a": layer, "b": Plain(layer.weight)})
     assert "no rule" in Sketcher(model).coverage.left_out["a.weight"]
+
+
+def test_a_bias_shared_by_several_layers_is_left_out() -> None:
+    """Its gradient has a part from each, and each part would meet another projection."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[2].bias = model[0].bias
+    for exact in (True, False):
+        sketcher = Sketcher(model, dim=4, exact=exact, layers="all")
+        assert sketcher.coverage.left_out == {"0.bias": "a bias shared by several layers"}
+        assert set(sketcher.coverage.covered) == {"0.weight", "2.weight", "4.weight", "4.bias"}
+        model(torch.randn(5, 4)).sum().backward()
+        assert sketcher.pop().shape == (5, 16 + 16 + 8 + 2 if exact else 4)
+        sketcher.detach()
+
+
+def test_the_ratio_is_that_of_the_chosen_layers() -> None:
+    model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    few, most = (Sketcher(model, layers=layers).estimated_ratio() for layers in ("0.1%", "all"))
+    assert few is not None
+    assert most is not None
+    assert 1 < few < most < 2
+    assert Sketcher(nn.LSTM(8, 8), layers="all").estimated_ratio() is None  # too expensive to have a price
 
 
 def test_projections() -> None:

@@ -3,7 +3,7 @@
 The cost model knows a layer's arithmetic (a roofline: multiply-adds, plus numbers moved times the machine's balance)
 and what every layer and every tap costs the host in Python and launches. On a CPU the two add up; on a GPU the larger
 one is the step, so taps of a large model are paid in memory traffic and taps of a small one in launches. What the
-layers do not tell is guessed: 64 examples a batch, 512 tokens an example where there are embeddings or layer norms,
+layers do not tell is guessed: 64 examples per batch, 512 tokens per example where there are embeddings or layer norms,
 positions of images by channels. It is meant to rank layers and to be right within a factor of two; docs/overhead.md
 compares it with measurements. Gradient norms are taken from `p.grad` where the parameters hold one when the sketcher
 is made; otherwise a weight counts as the fourth root of its size: nearer to "all matrices alike" than to "all entries
@@ -20,20 +20,20 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from heeler.sketch.rules.base import Cost
-from heeler.sketch.sites import Site, has_tokens, last_layer, tied_groups
+from heeler.sketch.layer_rules.base import Cost
+from heeler.sketch.tapped_layer import TappedLayer, has_tokens, last_layer, tied_groups
 
 Layers = str | Callable[[str, nn.Module], bool] | None
 
 DEFAULT_BUDGET = "1%"
 BATCH, TOKENS = 64.0, 512.0
 TINY = 1e5
-"""Multiply-adds an example below which the default taps everything on a CPU: such a step is all overhead anyway."""
+"""Multiply-adds per example below which the default taps everything on a CPU: such a step is all overhead anyway."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Multiply-adds a second, multiply-adds per number moved, and seconds of the host for a layer and for a tap."""
+    """Multiply-adds per second, multiply-adds per number moved, and the host's seconds per layer and per tap."""
 
     rate: float
     balance: float
@@ -58,18 +58,20 @@ MACHINES = {
 }
 
 
-def choose(sites: list[Site], layers: Layers, dim: int, device: torch.device, compiled: bool = False) -> list[Site]:
-    """The sites to tap, in the model's order. compiled: the host's part costs nothing."""
+def choose(
+    candidates: list[TappedLayer], layers: Layers, dim: int, device: torch.device, compiled: bool
+) -> list[TappedLayer]:
+    """The layers to tap, in the model's order. compiled: the host's part costs nothing."""
     if layers is None:
-        costs = [site.rule.cost(site.module, math.sqrt(dim)) for site in sites]
+        costs = [layer.rule.cost(layer.module, math.sqrt(dim)) for layer in candidates]
         work = sum(c.tokens * c.own_flops for c in costs if c is not None)
         tiny = None not in costs and work < TINY and (compiled or device.type == "cpu")
         layers = "all" if tiny else DEFAULT_BUDGET
     if callable(layers):
-        return [site for site in sites if layers(site.name, site.module)]
+        return [layer for layer in candidates if layers(layer.name, layer.module)]
     if layers == "all":
-        return list(sites)
-    return within_budget(sites, parse_budget(layers), dim, device, compiled)
+        return list(candidates)
+    return within_budget(candidates, parse_budget(layers), dim, device, compiled)
 
 
 def parse_budget(layers: str) -> float:
@@ -93,39 +95,39 @@ class Prices:
     """What a step of the model takes, and each tap of it, in the cost model's seconds."""
 
     step: float
-    groups: list[tuple[float, list[Site]]]
-    """(price, sites that are tapped together); without those that are known to be too expensive."""
+    groups: list[tuple[float, list[TappedLayer]]]
+    """(price, layers that are tapped together); without those that are known to be too expensive."""
 
-    def ratio(self, chosen: list[Site]) -> float | None:
-        """A step with these sites tapped over a plain one; None if one of them has no price."""
-        wanted = {id(site) for site in chosen}
-        paid = [(price, group) for price, group in self.groups if any(id(site) in wanted for site in group)]
+    def ratio(self, chosen: list[TappedLayer]) -> float | None:
+        """A step with these layers tapped over a plain one; None if one of them has no price."""
+        wanted = set(chosen)
+        paid = [(price, group) for price, group in self.groups if not wanted.isdisjoint(group)]
         if sum(len(group) for _, group in paid) < len(wanted) or not self.step:
             return None
         return 1 + sum(price for price, _ in paid) / self.step
 
 
-def prices(sites: list[Site], dim: int, device: torch.device, compiled: bool = False) -> Prices:
-    """Of all sites of a model, by groups that are tapped together."""
+def prices(candidates: list[TappedLayer], dim: int, device: torch.device, compiled: bool) -> Prices:
+    """Of all layers of a model that can be tapped, by groups that are tapped together."""
     machine = MACHINES.get(device.type, MACHINES["cuda"])
-    sequences = has_tokens(sites)
+    sequences = has_tokens(candidates)
 
     def tokens(cost: Cost) -> float:
         return TOKENS if sequences and cost.tokens == 1.0 else cost.tokens
 
-    groups: list[tuple[list[Site], list[Cost]]] = []
+    groups: list[tuple[list[TappedLayer], list[Cost]]] = []
     of_device = 0.0
-    for group in tied_groups(sites):
-        costs = [site.rule.cost(site.module, math.sqrt(dim)) for site in group]
+    for group in tied_groups(candidates):
+        costs = [layer.rule.cost(layer.module, math.sqrt(dim)) for layer in group]
         known = [c for c in costs if c is not None]
         of_device += sum(machine.seconds(c.own_flops, c.own_numbers, tokens(c)) for c in known)
         if len(known) == len(group):
             groups.append((group, known))
-    of_host = 0.0 if compiled else machine.layer * len(sites)
+    of_host = 0.0 if compiled else machine.layer * len(candidates)
     step = max(of_host, of_device) if machine.overlaps else of_host + of_device
     pays_host = not compiled and (not machine.overlaps or of_host > of_device)
     pays_device = not machine.overlaps or of_device >= of_host
-    priced: list[tuple[float, list[Site]]] = []
+    priced: list[tuple[float, list[TappedLayer]]] = []
     for group, known in groups:
         price = 5e-6 * len(known)  # kernels of no size
         if pays_host:
@@ -137,11 +139,11 @@ def prices(sites: list[Site], dim: int, device: torch.device, compiled: bool = F
 
 
 def within_budget(
-    sites: list[Site], budget: float, dim: int, device: torch.device, compiled: bool = False
-) -> list[Site]:
+    candidates: list[TappedLayer], budget: float, dim: int, device: torch.device, compiled: bool
+) -> list[TappedLayer]:
     """Greedily by worth per cost, until the taps cost `budget` of the layers' own work; the best one at least."""
-    priced = prices(sites, dim, device, compiled)
-    last = last_layer(sites)
+    priced = prices(candidates, dim, device, compiled)
+    last = last_layer(candidates)
     worths = worth_of([group for _, group in priced.groups], last)
     ranked = sorted(
         zip(worths, priced.groups, strict=True),
@@ -149,19 +151,19 @@ def within_budget(
         reverse=True,
     )
     by_worth = [item for _, item in ranked]
-    chosen: set[int] = set()
+    chosen: set[TappedLayer] = set()
     spent = 0.0
     for price, group in by_worth:
         if spent + price <= budget * priced.step:
             spent += price
-            chosen.update(id(site) for site in group)
-    sure = [group for _, group in by_worth if not all(site.rule.may_miss for site in group)]
-    if not any(id(site) in chosen and not site.rule.may_miss for site in sites):
-        chosen.update(id(site) for site in (sure[0] if sure else sites))
-    return [site for site in sites if id(site) in chosen]
+            chosen.update(group)
+    sure = [group for _, group in by_worth if not all(layer.rule.may_miss for layer in group)]
+    if all(layer.rule.may_miss for layer in chosen):
+        chosen.update(sure[0] if sure else candidates)
+    return [layer for layer in candidates if layer in chosen]
 
 
-def worth_of(groups: list[list[Site]], last: Site | None) -> list[float]:
+def worth_of(groups: list[list[TappedLayer]], last: TappedLayer | None) -> list[float]:
     """What each group is worth: its squared gradient norm where there are gradients, else a guess by size and place."""
     known = [_square(group) for group in groups]
     if any(known):
@@ -170,10 +172,10 @@ def worth_of(groups: list[list[Site]], last: Site | None) -> list[float]:
     return [max(guessed) if last in group else guess for guess, group in zip(guessed, groups, strict=True)]
 
 
-def _square(group: list[Site]) -> float:
+def _square(group: list[TappedLayer]) -> float:
     grads = [p.grad for p in _parameters(group) if p.grad is not None]
     return sum(float(g.detach().float().pow(2).sum()) for g in grads)
 
 
-def _parameters(group: list[Site]) -> list[nn.Parameter]:
-    return list({id(p): p for site in group for p in site.parameters.values()}.values())
+def _parameters(group: list[TappedLayer]) -> list[nn.Parameter]:
+    return list(dict.fromkeys(p for layer in group for p in layer.parameters.values()))

@@ -8,26 +8,26 @@ from torch import Tensor, nn
 
 from heeler.sketch import fused
 from heeler.sketch.examples import Examples
+from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, register
 from heeler.sketch.matrices import MatrixSpec
-from heeler.sketch.rules.base import Call, Cost, Rule, register
 
 if TYPE_CHECKING:
-    from heeler.sketch.sites import Site
+    from heeler.sketch.tapped_layer import TappedLayer
 
 
 @register(nn.Linear)
-class LinearRule(Rule):
+class LinearRule(LayerRule):
     is_linear = True
 
     def declare(self, module: Any) -> None:
         bias = None if module.bias is None else "bias"
         self.matrices = [MatrixSpec("weight", bias, module.out_features, module.in_features, hidden=True)]
 
-    def keep(self, site: Site, call: Call) -> tuple[Tensor, ...]:
-        return (site.matrices[0].input(call.split(call.input)),)
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+        return (layer.matrices[0].input(call.split(call.input)),)
 
-    def sketch(self, site: Site, examples: Examples, grads: tuple[Tensor | None, ...], *kept: Tensor) -> Tensor | None:
-        matrix, g = site.matrices[0], grads[0]
+    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
+        matrix, g = layer.matrices[0], grads[0]
         if g is None:
             raise ValueError("a linear layer's output got no gradient")
         return matrix.sketch(examples, examples.split(g), kept[0])

@@ -1,0 +1,114 @@
+"""The hooks on the model itself: its forward begins, and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heeler.sketch import compiled
+from heeler.sketch.batch import first_tensor
+from heeler.sketch.recorder import Recorder, Slot
+from heeler.sketch.tap import Marker
+
+SizeOf = Callable[[tuple[Any, ...], dict[str, Any]], int]
+
+
+class RootHooks:
+    """Opens and closes the recorder's passes. size_of: tells a batch's size where the model's first tensor does not."""
+
+    def __init__(self, recorder: Recorder, size_of: SizeOf | None) -> None:
+        self.recorder, self.size_of = recorder, size_of
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder = self.recorder
+        recorder.running = False
+        if not (recorder.enabled and module.training and torch.is_grad_enabled()):
+            return
+        found = args[0] if args else None  # nearly always; the search costs as much as all the rest
+        if not isinstance(found, Tensor) or found.ndim <= recorder.batch_dim:
+            found = first_tensor((args, kwargs), recorder.batch_dim + 1)
+        batch = self._batch_size(args, kwargs, found)
+        if batch is None:
+            recorder.current, recorder.lost = None, True
+            compiled.warn_of_lost_batch(recorder.key)
+            return
+        recorder.lost = False
+        shapes = [] if found is None else [found.shape]
+        device = recorder.device if found is None else found.device
+        if torch.compiler.is_compiling():
+            armed = capacity = int(recorder.capacity)
+            while batch > capacity:
+                capacity = max(8, 2 * capacity)
+            if capacity > armed or device != recorder.device:
+                index = -1 if device.index is None else device.index
+                compiled.prepare(recorder.key, capacity, device.type, index)
+            recorder.open_traced(batch, shapes)
+        elif recorder.sketching or recorder.needs_leaves:
+            if device != recorder.device:
+                recorder.move(device)
+            recorder.open(batch, shapes)
+        else:
+            recorder.current = None
+            if not _is_rerun():
+                recorder.listener.forward_counted(batch)
+
+    def begin_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The same as a part of the compiled code, so that `compiled.watch` notices where that is not this model's."""
+        self.begin(module, args, kwargs)
+
+    def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        recorder = self.recorder
+        slot = recorder.current
+        if not recorder.running or slot is None:
+            return None
+        recorder.running = False
+        if slot.replayed:
+            return _mark(output, recorder, slot)
+        if torch.compiler.is_compiling():
+            recorder.close_traced(slot)
+        return None
+
+    def _batch_size(self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Tensor | None) -> int | None:
+        """None where it cannot be told: then this forward has no sketch, and the training step goes on."""
+        if self.size_of is None:
+            return None if found is None else found.shape[self.recorder.batch_dim]
+        if torch.compiler.is_compiling():
+            return self.size_of(args, kwargs)
+        try:
+            return self.size_of(args, kwargs)
+        except Exception:
+            return None
+
+
+def _is_rerun() -> bool:
+    """Whether a checkpoint runs a forward again, in backward, that has run with gradients before.
+
+    The reentrant kind runs it without gradients first; the other kind has hooks on what is saved.
+    """
+    in_backward = torch._C._current_graph_task_id() != -1
+    return in_backward and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _mark(output: Any, recorder: Recorder, slot: Slot) -> Any:
+    """Put a Marker on every output that carries gradients."""
+
+    def announce() -> None:
+        recorder.current = slot
+
+    if isinstance(output, Tensor):
+        return Marker.apply(announce, output) if output.requires_grad else output
+    if isinstance(output, dict):
+        for name in list(output):
+            output[name] = _mark(output[name], recorder, slot)
+        return output
+    if isinstance(output, (tuple, list)):
+        items = [_mark(item, recorder, slot) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return output
+
+
+for _hook in (RootHooks.begin, RootHooks.end):
+    compiled.run_as_it_is(_hook)
