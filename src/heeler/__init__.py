@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from heeler.forecast import Explanation, explain
     from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CheckpointError",
     "Explanation",

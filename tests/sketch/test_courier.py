@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from heeler.sketch.courier import PARCEL
 
 from heeler.sketch import Courier
-from heeler.sketch.courier import PARCEL
 
 
 def test_courier_delivers_in_order_and_copies_indices() -> None:

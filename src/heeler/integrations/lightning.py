@@ -59,7 +59,7 @@ class HeelerCallback(Callback):
         loader = _only_loader(trainer)
         if not isinstance(batches_of(loader).sampler, Order):  # reload_dataloaders_every_n_epochs
             assert self.sampler is not None
-            if len(loader.dataset) != len(self.sampler.dataset):
+            if len(loader.dataset) != self.handle.session.setup.examples:
                 raise ValueError("the reloaded training data has another length: Heeler orders one set of examples")
             batches_of(loader).sampler = Order(self.sampler)
 

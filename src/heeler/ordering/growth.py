@@ -21,7 +21,7 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
     if examples < old:
         raise ValueError(f"the state is of {old} examples, and cannot shrink to {examples}")
     rule = session["rule"]
-    plain = {"rule", "order", "epoch", "screened", "seen", "seed", "rng", "table"}
+    plain = {"rule", "order", "epoch", "screened", "seed", "rng", "table"}
     if not rule.keys() <= plain or session["workers"] > 1:
         raise ValueError(
             f"a state of the rule {rule['rule']!r} on {session['workers']} worker(s) cannot grow: start the larger "
@@ -33,8 +33,6 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
     order = _inserted(session["order"], new, trained, rng)
     following = _inserted(rule["order"], new, 0, rng) if session["closed"] else order
     grown_rule = {**rule, "order": following}
-    if len(rule["seen"]):
-        grown_rule["seen"] = _longer(rule["seen"], examples)
     if "table" in rule:
         table = rule["table"]
         grown_rule["table"] = {

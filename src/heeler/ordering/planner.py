@@ -28,10 +28,12 @@ class Planner(Protocol):
 
     rule: OrderingRule
     """The ordering rule. Of many workers the leader's is fed, and the others' only gives the first order."""
-    indices: IntArray
-    """This worker's indices in the current epoch."""
     sees_all: bool
     """Whether the sketches of all workers meet here."""
+
+    @property
+    def indices(self) -> IntArray:
+        """This worker's indices in the current epoch."""
 
     def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
         """Take note of trained examples: (b,) indices, (b, K) vectors."""
@@ -84,7 +86,7 @@ class LocalPlanner:
         self._solving: Future[Solution | None] | None = None
 
     @property
-    def indices(self) -> IntArray:  # type: ignore[override]
+    def indices(self) -> IntArray:
         return self.layout.part(self._order)
 
     def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:

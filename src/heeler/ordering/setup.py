@@ -1,4 +1,4 @@
-"""What a session is told: the sampler's arguments, checked and agreed on by all workers, and the planner they ask for."""
+"""What a session is told: the sampler's arguments, checked and agreed on by all workers, and the planner for them."""
 
 from __future__ import annotations
 

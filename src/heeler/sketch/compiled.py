@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from heeler.sketch.recorder import Recorder
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HooksNotTraced(RuntimeError):
@@ -31,6 +35,13 @@ def is_compiled(model: nn.Module) -> bool:
 
 # While it traces, the compiler runs the functions below as plain Python, and gives them nothing but constants.
 
+
+def _runs_while_tracing(function: F) -> F:
+    """What `torch.compiler.assume_constant_result` does; that would import the compiler, which takes a second."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 _REGISTRY: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
 _KEYS = itertools.count()
 
@@ -45,7 +56,7 @@ def enrol(recorder: Recorder) -> str:
     return key
 
 
-@torch._dynamo.assume_constant_result
+@_runs_while_tracing
 def prepare(key: str, capacity: int, kind: str, index: int) -> int:
     """The leaves must exist before the graph that uses them."""
     recorder = _REGISTRY[key]
@@ -56,7 +67,7 @@ def prepare(key: str, capacity: int, kind: str, index: int) -> int:
     return 0
 
 
-@torch._dynamo.assume_constant_result
+@_runs_while_tracing
 def lend_leaf(key: str) -> int:
     """An eager pass has a leaf for the compiled code in it, and so does every one from now on."""
     recorder = _REGISTRY[key]
@@ -66,13 +77,13 @@ def lend_leaf(key: str) -> int:
     return 0
 
 
-@torch._dynamo.assume_constant_result
+@_runs_while_tracing
 def warn_of_lost_batch(key: str) -> int:
     _REGISTRY[key].warn_of_lost_batch()
     return 0
 
 
-@torch._dynamo.assume_constant_result
+@_runs_while_tracing
 def warn_of_failed_rule(layer: str) -> int:
     logging.getLogger("heeler").warning(
         "%s is not sketched: its rule failed while it was compiled; print(sketcher.coverage) says how", layer

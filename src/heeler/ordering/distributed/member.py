@@ -27,6 +27,9 @@ class Member(SharedPlanner):
         """Nothing: the leader's state is all that a restart needs."""
         return {"leader": False}
 
+    def _resume(self, order: IntArray, state: dict[str, Any]) -> None:
+        """The rest is the leader's."""
+
     def _use(self, part: IntArray) -> None:
         self.indices = part
 

@@ -114,6 +114,10 @@ class SharedPlanner(ABC):
     def _report(self, turn: int, fault: RankFault) -> None:
         """A task of this turn has failed here. In the thread."""
 
+    @abstractmethod
+    def _resume(self, order: IntArray, state: dict[str, Any]) -> None:
+        """Take over what else the leader's state holds."""
+
     @property
     @abstractmethod
     def _patience(self) -> float:
@@ -188,9 +192,6 @@ class SharedPlanner(ABC):
         self._waiting.clear()
         self._resume(order, state)
         return same
-
-    def _resume(self, order: IntArray, state: dict[str, Any]) -> None:
-        """Take over what else the leader's state holds."""
 
     def metrics(self) -> dict[str, float]:
         """Seconds of the last epoch's exchange, solve and wait, and the bytes so far."""
