@@ -28,6 +28,7 @@ from experiments.records import read_results
 from experiments.tasks import Examples, get_task
 from experiments.tasks.base import resampled
 from heeler.diversity import batch_size_bound, gradient_diversity
+from heeler.ordering import Sampler
 
 # The work that it takes, from curves
 
@@ -160,12 +161,12 @@ def test_quantized_steps_use_every_examples_own_quantized_gradient():
 
 
 def test_draws_with_replacement_repeat_examples_and_differ_by_epoch():
-    sampler = WithReplacement(1000, batch_size=10, seed=3)
+    sampler = Sampler(1000, batch_size=10, order=WithReplacement(1000, seed=3))
     first, second = list(sampler), list(sampler)
     assert len(first) == 1000
     assert 600 < len(set(first)) < 660  # 1 − 1/e of them
     assert first != second
-    assert first == list(WithReplacement(1000, batch_size=10, seed=3))
+    assert first == list(Sampler(1000, batch_size=10, order=WithReplacement(1000, seed=3)))
 
 
 def test_replicated_examples_are_a_part_of_all_several_times():
@@ -206,6 +207,7 @@ def test_a_sweep_tunes_every_batch_size_and_measures_the_smallest(digits):
     assert plain.bounds[0] == pytest.approx(72.5, abs=0.1)  # at zero weights, whatever the seed
     measured = plain.points[0].diversity[0]
     assert min(measured["with_mechanism"].values()) > 1.5 * measured["batch_size_bound"]
+    assert [found["moving"] is None for found in herd.points[0].diversity] == [True, False, False]
     numbers = as_numbers(plain)
     assert numbers["predicted"] == pytest.approx(1 + 1.2 * 63 + 0.2 * numbers["bound"])
     assert [b["batch"] for b in json.loads(json.dumps(numbers))["batches"]] == [64, 512]

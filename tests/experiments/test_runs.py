@@ -48,7 +48,7 @@ def test_simulated_workers_step_as_ddp_would(tiny):
     model = torch.nn.Linear(5, 3)
     features, label = next(iter(batches(sampler, (x, y), 6)))
     whole = torch.autograd.grad(torch.nn.functional.cross_entropy(model(features), label), model.weight)[0]
-    own = sampler.rule.order.reshape(3, 8)[:, :2]
+    own = sampler.session.rule.order.reshape(3, 8)[:, :2]
     parts = [
         torch.autograd.grad(torch.nn.functional.cross_entropy(model(x[rows]), y[rows]), model.weight)[0] for rows in own
     ]

@@ -9,7 +9,7 @@ from experiments.simulate import SimulatedWorkers
 def test_each_step_holds_every_workers_next_batch_in_turn():
     sampler = SimulatedWorkers(24, batch_size=2, order="cd-grab", workers=3, shards="local", dim=5, seed=1)
     walked = np.array(list(sampler)).reshape(4, 3, 2)  # step, worker, place
-    own = sampler.rule.order.reshape(3, 8)
+    own = sampler.session.rule.order.reshape(3, 8)
     for worker in range(3):
         assert walked[:, worker].reshape(-1).tolist() == own[worker].tolist()
         assert set(walked[:, worker].reshape(-1)) == set(range(8 * worker, 8 * worker + 8))
@@ -17,10 +17,10 @@ def test_each_step_holds_every_workers_next_batch_in_turn():
 
 def test_workers_do_not_shuffle_alike():
     sampler = SimulatedWorkers(400, batch_size=4, order="random", workers=4, shards="local")
-    within = sampler.rule.order.reshape(4, 100) % 100
+    within = sampler.session.rule.order.reshape(4, 100) % 100
     assert not (within[0] == within[1]).all()
     list(sampler)
-    assert not (sampler.rule.order.reshape(4, 100) % 100 == within).all() or sampler.epoch == 0
+    assert not (sampler.session.rule.order.reshape(4, 100) % 100 == within).all() or sampler.epoch == 0
 
 
 def test_global_order_may_give_any_example_to_any_worker():
@@ -37,4 +37,4 @@ def test_short_steps_are_refused():
 
 def test_rule_options_reach_the_rule():
     sampler = SimulatedWorkers(8, batch_size=2, order="herd", dim=3, rule_options={"sweeps": 7})
-    assert sampler.rule.sweeps == 7
+    assert sampler.session.rule.sweeps == 7

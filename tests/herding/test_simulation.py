@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.commands.solver import solver
-from benchmarks.solver import bench_solver
+from benchmarks.solver import bench_solver, gather_sum
 from experiments.commands.herding import herding
 from experiments.simulation import simulate, unit_vectors
 
@@ -82,6 +82,13 @@ def test_bench_solver(dtype):
     assert {"pass_seconds", "gather_sum_seconds", "ratio", "solve_seconds"} <= set(result)
     assert result["ratio"] == pytest.approx(result["pass_seconds"] / result["gather_sum_seconds"])
     assert CliRunner().invoke(app, ["solver", "--examples", "500", "--dim", "8"]).exit_code == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_floor_reads_every_row_once(dtype):
+    table = np.random.default_rng(0).integers(-9, 9, (300, 33)).astype(dtype)
+    order = np.random.default_rng(1).permutation(300)
+    assert gather_sum(table, order[:200]).tolist() == table[order[:200]].sum(0, np.float32).tolist()
 
 
 def test_bench_refuses_other_types():
