@@ -8,6 +8,7 @@ same.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class LayerHook:
             slot.examples.note(output.shape)
         if compiling:
             compiled.lend_leaf(recorder.key)
-            return _tapped(layer, slot, recorder, args, kwargs, output)
+            return self._tap(slot, Call(args, kwargs, output, slot.examples))
         on_node = recorder.running
         if not torch.is_grad_enabled():
             if on_node:
@@ -57,47 +58,62 @@ class LayerHook:
         if not recorder.running and _task_id() == -1:  # neither in the model's forward nor run again by a checkpoint
             return None
         if not on_node or not isinstance(output, Tensor):
-            return _tapped(layer, slot, recorder, args, kwargs, output)
+            return self._tap(slot, Call(args, kwargs, output, slot.examples))
         if not output.requires_grad:
             return None
         source = _source(output)
         if source is None or slot.stream != current_stream(output.device):
-            return _tapped(layer, slot, recorder, args, kwargs, output)
+            return self._tap(slot, Call(args, kwargs, output, slot.examples))
         node, number, shape = source
-        matrix = self.matrix if slot.autocast is None and args and _is_flat(args[0], slot.examples.batch) else None
-        kept = _keep(layer, slot, args, kwargs, output, matrix)
+        if slot.autocast is None and self.matrix is not None and args and _is_flat(args[0], slot.examples.batch):
+            matrix, kept = self.matrix, _project(layer, self.matrix, args[0])
+        else:
+            matrix, kept = None, _keep(layer, slot, Call(args, kwargs, output, slot.examples))
         if kept is not None:
             node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape))
         return None
 
+    def _tap(self, slot: Slot, call: Call) -> Any:
+        """The output with a `Tap` on it; None where it cannot be tapped."""
+        output, examples = call.output, slot.examples
+        single = isinstance(output, Tensor)
+        outputs = (output,) if single else _flat(output)
+        if not outputs or not outputs[0].requires_grad:
+            return None
+        if not torch.compiler.is_compiling():  # there is no place to add a part to in compiled code
+            # Not the pass's own: a tap's part is returned to autograd, never added in place.
+            examples = Examples(examples.batch, examples.batch_dim, examples.shapes)
+        kept = _keep(self.layer, slot, call)
+        if kept is None:
+            return None
+        leaf = slot.leaf if slot.leaf is not None else self.recorder.add_leaf(slot)
+        if leaf.shape[0] != examples.batch:
+            leaf = leaf[: examples.batch]
+        tapped = Tap.apply(self.layer, examples, self.recorder.mean, leaf, len(outputs), *outputs, *kept)
+        return tapped if single else _like(output, iter(tapped if len(outputs) > 1 else (tapped,)))
 
+
+@dataclass(eq=False, slots=True)
 class _NodeHook:
     """The backward hook of one call. It must not refer to the call's output, whose node holds it.
 
     matrix: of a linear layer that was called with one token per example: then the rule need not be asked.
     """
 
-    __slots__ = ("kept", "layer", "matrix", "number", "owner", "recorder", "shape")
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        owner: Pass,
-        layer: TappedLayer,
-        matrix: AnyMatrix | None,
-        kept: tuple[Tensor, ...],
-        number: int,
-        shape: torch.Size | None,
-    ) -> None:
-        self.recorder, self.owner, self.layer, self.matrix, self.kept = recorder, owner, layer, matrix, kept
-        self.number, self.shape = number, shape
+    recorder: Recorder
+    owner: Pass
+    layer: TappedLayer
+    matrix: AnyMatrix | None
+    kept: tuple[Tensor, ...]
+    number: int
+    shape: torch.Size | None
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         g, kept, owner = grads[self.number], self.kept, self.owner
         if g is None or not kept:
             return
         task = _task_id()
-        if not (owner.counts if owner.task == task else self.recorder.begin(owner, task, g.device)):
+        if not (owner.counts if owner.task == task else self.recorder.begin(owner, task, g.device, _goes_into_grad())):
             return
         if not _keeps_graph():
             self.kept = ()
@@ -124,44 +140,17 @@ class _NodeHook:
             examples.sums.fail()
 
 
-def _tapped(
-    layer: TappedLayer, slot: Slot, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> Any:
-    """The output with a `Tap` on it; None where it cannot be tapped."""
-    single = isinstance(output, Tensor)
-    outputs = (output,) if single else _flat(output)
-    if not outputs or not outputs[0].requires_grad:
+def _project(layer: TappedLayer, matrix: AnyMatrix, x: Tensor) -> tuple[Tensor, ...] | None:
+    """What `_keep` gives for a linear layer and one token per example, without asking its rule."""
+    try:
+        return (matrix.input(x.detach()),)
+    except Exception as error:
+        layer.fail(error)
         return None
-    examples = slot.examples
-    if not torch.compiler.is_compiling():  # there is no place to add a part to in compiled code
-        # Not the pass's own: a tap's part is returned to autograd, never added in place.
-        examples = Examples(examples.batch, examples.batch_dim, examples.shapes)
-    kept = _keep(layer, slot, args, kwargs, output, None)
-    if kept is None:
-        return None
-    leaf = slot.leaf if slot.leaf is not None else recorder.add_leaf(slot)
-    if leaf.shape[0] != examples.batch:
-        leaf = leaf[: examples.batch]
-    tapped = Tap.apply(layer, examples, recorder.mean, leaf, len(outputs), *outputs, *kept)
-    return tapped if single else _like(output, iter(tapped if len(outputs) > 1 else (tapped,)))
 
 
-def _keep(
-    layer: TappedLayer,
-    slot: Slot,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
-    matrix: AnyMatrix | None,
-) -> Any:
-    """The rule's `keep`, or the projected input where the matrix alone is needed; None if the call cannot be tapped."""
-    if matrix is not None:
-        try:
-            return (matrix.input(args[0].detach()),)
-        except Exception as error:
-            layer.fail(error)
-            return None
-    call = Call(args, kwargs, output, slot.examples)
+def _keep(layer: TappedLayer, slot: Slot, call: Call) -> tuple[Tensor, ...] | None:
+    """The rule's `keep`; None if the call cannot be tapped."""
     compiling = torch.compiler.is_compiling()
     try:
         if compiling:
@@ -181,6 +170,23 @@ def _keep(
         else:
             layer.fail(error)
     return None
+
+
+def _goes_into_grad() -> bool:
+    """Whether the backward under way adds to `.grad`, as `loss.backward()` does and `autograd.grad` does not.
+
+    Asked of the parameters under the node that is being computed.
+    """
+    below: Any = torch._C._current_autograd_node()
+    for node, _ in below.next_functions:
+        while node is not None and len(node.next_functions) == 1:  # a transpose or a cast of the weight
+            node = node.next_functions[0][0]
+        if node is not None and type(node).__name__ == "AccumulateGrad":
+            try:
+                return torch._C._will_engine_execute_node(node)
+            except RuntimeError:  # it will hand its gradient to the caller
+                return False
+    return True
 
 
 def _is_flat(x: Any, batch: int) -> bool:

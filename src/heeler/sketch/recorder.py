@@ -136,9 +136,9 @@ class Recorder:
         self.current = slot
         self.running = True
 
-    def begin(self, owner: Pass, task: int, device: torch.device) -> bool:
-        """A pass gets its first gradient in a backward: whether this backward counts."""
-        owner.task, owner.counts = task, not owner.popped and _goes_into_grad()
+    def begin(self, owner: Pass, task: int, device: torch.device, into_grad: bool) -> bool:
+        """A pass gets its first gradient in a backward: whether it counts. into_grad: it is added to `.grad`."""
+        owner.task, owner.counts = task, not owner.popped and into_grad
         if owner.counts:
             batch = owner.examples.batch
             sums = Sums(batch, self.dim, batch if self.mean else 1, device)
@@ -259,23 +259,6 @@ def _unscaled(sketch: Tensor, scaler: Any) -> Tensor:
     # A step with infinities is skipped: one non-finite number makes the whole batch non-finite, so that no row of it
     # is stored.
     return sketch / scale + sketch.sum() * 0.0
-
-
-def _goes_into_grad() -> bool:
-    """Whether the backward under way adds to `.grad`, as `loss.backward()` does and `autograd.grad` does not.
-
-    Asked of the parameters under the node that is being computed.
-    """
-    below: Any = torch._C._current_autograd_node()
-    for node, _ in below.next_functions:
-        while node is not None and len(node.next_functions) == 1:  # a transpose or a cast of the weight
-            node = node.next_functions[0][0]
-        if node is not None and type(node).__name__ == "AccumulateGrad":
-            try:
-                return torch._C._will_engine_execute_node(node)
-            except RuntimeError:  # it will hand its gradient to the caller
-                return False
-    return True
 
 
 class _Collector:
