@@ -33,8 +33,8 @@ def said(found, level, text):
     [
         (LeNet(), 500, {}),
         (LeNet(), 500, {"layers": "all"}),
-        (nn.Linear(20, 10), 500, {}),  # small: whole gradients
-        (nn.Linear(200, 10), 30_000, {}),  # whole gradients of so many examples would be too large
+        (nn.Linear(20, 10), 500, {}),  # small: exact gradients
+        (nn.Linear(200, 10), 30_000, {}),  # exact gradients of so many examples would be too large
         (nn.Linear(20, 10), 500, {"dim": 64}),
         (GPT(64, 2, 4, 300, 16), 500, {}),
     ],
@@ -45,8 +45,8 @@ def test_coverage_and_sketch_are_those_of_the_run(model, examples, options):
     sampler = heeler.Sampler(examples, batch_size=16, **dim)
     handle = heeler.attach(model, sampler, **options)
     assert found.coverage.covered == handle.coverage.covered
-    assert (found.dim, found.whole) == (sampler.session.dim, handle.sketcher.exact)
-    assert found.tapped == [site.name or "the model" for site in handle.sketcher._sites]
+    assert (found.dim, found.exact) == (sampler.session.dim, handle.sketcher.exact)
+    assert found.tapped == handle.sketcher.tapped
     assert found.needs.table_bytes == sampler.session.rule.table.rows.nbytes + sampler.session.rule.table.seen.nbytes
     assert found.works
 
@@ -240,7 +240,7 @@ def test_bytes_on_the_network_are_those_of_real_ranks(order):
     host, *others = run_ranks(3, traffic, examples, order, epochs)
     said = heeler.explain(problem(examples)[1], examples, 4, workers=3, order=order).needs
     assert others == [pytest.approx(said.worker_bytes, rel=0.02)] * 2
-    assert host == pytest.approx(said.host_bytes, rel=0.02)
+    assert host == pytest.approx(said.leader_bytes, rel=0.02)
 
 
 def test_an_accelerator_is_looked_over():

@@ -52,8 +52,7 @@ LeNet, and more (1.9 to 2.7 times; 5.6 times with D known) for networks of small
 where the biases' collisions are counted for every column. Two cheap additions make it 1.3 to 2.1%, within 10% for 100
 (`heeler.diversity.measure` makes both, at the present weights):
 
-- D: the sum is what `p.grad` holds. At fixed weights its squared norm is exact; over an epoch `SumSketch` adds it up in
-  4,099 numbers, with a relative standard deviation of √(2/4099) = 2.2%.
+- D: the sum is what `p.grad` holds. At fixed weights its squared norm is exact.
 - A: `pick_for_calibration` draws some examples with probability ∝ ‖s_i‖²; their exact squared norms (one backward with
   `Sketcher(exact=True)`, or any other way) give A by `calibrate`, with an error that falls as 1/√n whatever the tails.
 """

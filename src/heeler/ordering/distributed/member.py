@@ -39,7 +39,7 @@ class Member(SharedPlanner):
         self._wire.send(rows, gone)
 
     def _close(self, turn: int) -> IntArray:
-        part = torch.empty(len(self.indices), dtype=self._wire.number)
+        part = torch.empty(self._length, dtype=self._wire.number)
         self.transport.receive([part], 0, patience=2.0)  # the leader may itself wait for another rank
         self.transport.count(f"{turn}/received")
         return part.numpy().astype(np.int64)

@@ -74,12 +74,13 @@ class SharedPlanner(ABC):
     ) -> None:
         self.transport, self.rule, self.layout = transport, rule, layout
         self.indices = layout.part(rule.order)
+        self._length = len(self.indices)  # of a full epoch; after an elastic restart the first one is shorter
         self.fault: RankFault | None = None
         """Why these ranks exchange nothing any more; orders are random from then on."""
         self._seed, self._peers, self._dim = seed, peers, dim
         self._closed = False  # rule.order is the next epoch's already
         self._wire = Wire(transport, len(rule.order), dim, halves=rule.keeps_table)
-        longest = max(layout.shard_sizes or (len(self.indices),))
+        longest = max(layout.shard_sizes or (self._length,))
         self._rounds = max(1, math.ceil(longest * dim * self._wire.payload.itemsize / ROUND_BYTES))
         self._rounds_begun = 0
         self._turns = 0
