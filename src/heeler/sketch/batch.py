@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,24 +26,64 @@ def first_tensor(args: Any, at_least: int) -> Tensor | None:
     return None
 
 
+class Layout(NamedTuple):
+    """How a tensor (..., n) holds the batch's examples.
+
+    "dim": in one dimension. "example-major" and "token-major": flattened with others into the first one, (B·T, ...) or
+    (T·B, ...).
+    """
+
+    kind: str
+    dim: int = 0
+
+
+BATCH_FIRST = Layout("dim", 0)
+
+
+def layouts_of(shape: torch.Size, batch: int) -> list[Layout]:
+    """All that the shape allows."""
+    found = [Layout("dim", dim) for dim in range(len(shape)) if shape[dim] == batch]
+    if shape and shape[0] > batch and shape[0] % batch == 0:
+        found += [Layout("example-major"), Layout("token-major")]
+    return found
+
+
+def by_layout(x: Tensor, batch: int, layout: Layout) -> Tensor:
+    """(..., n) → (B, T, n), all other leading dimensions being tokens T; (B, n) stays as it is."""
+    kind, dim = layout
+    n = x.shape[-1]
+    if kind == "dim" and dim < x.ndim - 1 and x.shape[dim] == batch:
+        if x.ndim == 2:
+            return x
+        return (x if dim == 0 else x.movedim(dim, 0)).reshape(batch, -1, n)
+    if kind != "dim" and x.ndim > 1 and x.shape[0] % batch == 0:
+        if kind == "example-major":
+            return x.reshape(batch, -1, n)
+        return x.unflatten(0, (-1, batch)).movedim(1, 0).reshape(batch, -1, n)
+    raise NoBatchDimension(f"it was called with shape {tuple(x.shape)}, in which {batch} examples do not lie as before")
+
+
 def by_example(x: Tensor, batch: int, batch_dim: int, shapes: list[torch.Size]) -> Tensor:
-    """(..., n) with the batch in `batch_dim` → (B, T, n), all other leading dimensions being tokens T.
+    """(..., n) → (B, T, n) where no test has told how the examples lie: by shape alone.
 
     (B, n), one token per example, stays as it is: views cost more than arithmetic in small models.
 
     A tensor whose leading dimensions were flattened on the way ((B·T, n), or (T·B, n) where batch_dim is 1) is taken
     apart again. `shapes` are those that were seen with the batch in its place. T must be found in one of them: rows
-    that merely are a multiple of B may be anything, such as positions, pairs, or what a router sent.
+    that merely are a multiple of B may be anything, such as positions, pairs, or what a router sent. And a second
+    dimension of the batch's size leaves it open which one is the batch.
     """
     if x.ndim == 2 and x.shape[0] == batch:
         return x
     n = x.shape[-1]
-    if x.ndim > batch_dim + 1 and x.shape[batch_dim] == batch:
+    alike = batch > 1 and sum(size == batch for size in x.shape[:-1]) > 1
+    if x.ndim > batch_dim + 1 and x.shape[batch_dim] == batch and not alike:
         return (x if batch_dim == 0 else x.movedim(batch_dim, 0)).reshape(batch, -1, n)
     if (
         x.ndim > 1
         and batch_dim < 2
         and x.shape[0] % batch == 0
+        and not alike
         and _occurs(x.shape[0] // batch, shapes, batch, batch_dim)
     ):
         return x.reshape(batch, -1, n) if batch_dim == 0 else x.reshape(-1, batch, n).transpose(0, 1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
+
+from heeler.notices import warn
+from heeler.sketch.batch import first_tensor
+from heeler.sketch.model_hook import ModelHook
 
 if TYPE_CHECKING:
     from heeler.sketch.recorder import Recorder
@@ -85,9 +88,7 @@ def warn_of_lost_batch(key: str) -> int:
 
 @_runs_while_tracing
 def warn_of_failed_rule(layer: str) -> int:
-    logging.getLogger("heeler").warning(
-        "%s is not sketched: its rule failed while it was compiled; print(sketcher.coverage) says how", layer
-    )
+    warn("%s is not sketched: its rule failed while it was compiled; print(sketcher.coverage) says how", layer)
     return 0
 
 
@@ -125,15 +126,41 @@ def _entry_codes(model: Any) -> list[Any]:
     return codes
 
 
-def watch(wrapper: nn.Module, recorder: Recorder) -> list[Any]:
-    """Hooks outside the compiled region that notice when the taps inside did not run."""
+class _Before(ModelHook):
+    """Outside the compiled code: try the layouts out, stamp the pass, and forget the last one."""
 
-    def before(module: nn.Module, args: Any) -> None:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder = self.recorder
         recorder.current = None
+        if not (recorder.enabled and torch.is_grad_enabled() and recorder.dye is None):
+            return
+        found = first_tensor((args, kwargs), recorder.batch_dim + 1)
+        if found is None or not found.shape[recorder.batch_dim]:
+            return
+        rows = found.shape[recorder.batch_dim]
+        if recorder.untested:
+            with torch.compiler.set_stance("force_eager"):
+                recorder.test_layouts(module._orig_mod, args, kwargs, found, rows)
+        recorder.begin_compiled(module._orig_mod, rows, found)
 
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        wanted = recorder.enabled and recorder.sketching and not recorder.lost
-        if wanted and module.training and torch.is_grad_enabled() and recorder.current is None:
+
+class _After(ModelHook):
+    """Notices when the taps inside did not run."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        recorder = self.recorder
+        wanted = recorder.enabled and recorder.sketching and not recorder.lost and recorder.dye is None
+        if wanted and torch.is_grad_enabled() and recorder.current is None:
             raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
 
-    return [wrapper.register_forward_pre_hook(before), wrapper.register_forward_hook(after)]
+
+def watch(wrapper: nn.Module, recorder: Recorder) -> list[Any]:
+    """Hooks outside the compiled region."""
+    before = wrapper.register_forward_pre_hook(_Before(recorder), with_kwargs=True)
+    return [before, wrapper.register_forward_hook(_After(recorder))]

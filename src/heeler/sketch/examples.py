@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from heeler.sketch.batch import by_example
+from heeler.sketch.batch import Layout, by_example, by_layout
 
 
 class Examples:
     """How to find the batch's examples in a tensor: all that a call leaves behind for backward, besides `keep`.
 
     shapes: of the model's input, and of layers' outputs in this pass that differ; see `by_example`.
+    layout: of the call's tensors, where it is known.
     """
 
-    def __init__(self, batch: int, batch_dim: int, shapes: list[torch.Size]) -> None:
-        self.batch, self.batch_dim, self.shapes = batch, batch_dim, shapes
+    def __init__(self, batch: int, batch_dim: int, shapes: list[torch.Size], layout: Layout | None = None) -> None:
+        self.batch, self.batch_dim, self.shapes, self.layout = batch, batch_dim, shapes, layout
         self.sums: Sums | None = None
         """Where a rule may add its part in place, instead of returning it."""
 
@@ -26,7 +27,17 @@ class Examples:
 
     def split(self, x: Tensor) -> Tensor:
         """(..., n) → (B, T, n)."""
+        if self.layout is not None:
+            return by_layout(x, self.batch, self.layout)
         return by_example(x, self.batch, self.batch_dim, self.shapes)
+
+    def under(self, layout: Layout | None) -> Examples:
+        """The same examples, in a layer's own layout."""
+        if layout is None:
+            return self
+        own = Examples(self.batch, self.batch_dim, self.shapes, layout)
+        own.sums = self.sums
+        return own
 
 
 class Sums:

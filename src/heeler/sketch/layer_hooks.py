@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from heeler.sketch import compiled
-from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
 from heeler.sketch.examples import Examples, current_stream
 from heeler.sketch.layer_rules.base import Call
 from heeler.sketch.matrices import AnyMatrix
+from heeler.sketch.model_hook import ModelHook
 from heeler.sketch.recorder import Pass, Recorder, Slot
 from heeler.sketch.tap import Tap
 from heeler.sketch.tapped_layer import TappedLayer
@@ -28,7 +29,7 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-class LayerHook:
+class LayerHook(ModelHook):
     """The forward hook of one layer. In eager mode it runs for every layer of every step, so it is kept short."""
 
     def __init__(self, recorder: Recorder, layer: TappedLayer) -> None:
@@ -37,6 +38,9 @@ class LayerHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         recorder, layer = self.recorder, self.layer
+        if recorder.dye is not None:
+            recorder.dye.see(layer, args, kwargs)
+            return None
         slot = recorder.current
         if slot is None or layer.broken:
             return None
@@ -47,7 +51,7 @@ class LayerHook:
             slot.examples.note(output.shape)
         if compiling:
             compiled.lend_leaf(recorder.key)
-            return self._tap(slot, Call(args, kwargs, output, slot.examples))
+            return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         on_node = recorder.running
         if not torch.is_grad_enabled():
             if on_node:
@@ -58,31 +62,41 @@ class LayerHook:
         if not recorder.running and _task_id() == -1:  # neither in the model's forward nor run again by a checkpoint
             return None
         if not on_node or not isinstance(output, Tensor):
-            return self._tap(slot, Call(args, kwargs, output, slot.examples))
+            return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         if not output.requires_grad:
             return None
         source = _source(output)
         if source is None or slot.stream != current_stream(output.device):
-            return self._tap(slot, Call(args, kwargs, output, slot.examples))
+            return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         node, number, shape = source
-        if slot.autocast is None and self.matrix is not None and args and _is_flat(args[0], slot.examples.batch):
-            matrix, kept = self.matrix, _project(layer, self.matrix, args[0])
+        plain = layer.layout is None or layer.layout == BATCH_FIRST
+        if (
+            slot.autocast is None
+            and self.matrix is not None
+            and plain
+            and args
+            and _is_flat(args[0], slot.examples.batch)
+        ):
+            matrix, kept = self.matrix, _project(layer, self.matrix, args[0])  # type: ignore[arg-type]
         else:
-            matrix, kept = None, _keep(layer, slot, Call(args, kwargs, output, slot.examples))
+            matrix, kept = None, _keep(layer, slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         if kept is not None:
             node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape))
+        elif layer.broken:
+            slot.owner.spoiled = recorder.check is None
+            recorder.left_out()
         return None
 
     def _tap(self, slot: Slot, call: Call) -> Any:
         """The output with a `Tap` on it; None where it cannot be tapped."""
-        output, examples = call.output, slot.examples
+        output, examples = call.output, call.examples
         single = isinstance(output, Tensor)
         outputs = (output,) if single else _flat(output)
         if not outputs or not outputs[0].requires_grad:
             return None
         if not torch.compiler.is_compiling():  # there is no place to add a part to in compiled code
             # Not the pass's own: a tap's part is returned to autograd, never added in place.
-            examples = Examples(examples.batch, examples.batch_dim, examples.shapes)
+            examples = Examples(examples.batch, examples.batch_dim, examples.shapes, examples.layout)
         kept = _keep(self.layer, slot, call)
         if kept is None:
             return None
@@ -126,18 +140,23 @@ class _NodeHook:
             self._add(g, kept)
 
     def _add(self, g: Tensor, kept: tuple[Tensor, ...]) -> None:
-        layer, matrix, examples = self.layer, self.matrix, self.owner.examples
-        assert examples.sums is not None
+        layer, matrix, owner, check = self.layer, self.matrix, self.owner, self.recorder.check
+        if layer.broken:
+            return
+        examples = owner.examples.under(layer.layout)
         try:
             if matrix is None:
                 part = layer.rule.sketch(layer, examples, (g,), *kept)
             else:
                 part = matrix.deliver(examples, matrix.grad(g), kept[0])
-            if part is not None:
+            if part is not None and examples.sums is not None:
                 examples.sums.room().add_(part, alpha=examples.sums.factor)
+            elif part is not None and check is not None:
+                check.add(owner, layer, part)
         except Exception as error:
             layer.fail(error)
-            examples.sums.fail()
+            owner.spoiled = True
+            self.recorder.left_out()
 
 
 def _project(layer: TappedLayer, matrix: AnyMatrix, x: Tensor) -> tuple[Tensor, ...] | None:
@@ -162,7 +181,10 @@ def _keep(layer: TappedLayer, slot: Slot, call: Call) -> tuple[Tensor, ...] | No
         with torch.autocast(slot.autocast, enabled=False):
             return layer.rule.keep(layer, call)
     except NoBatchDimension as problem:
-        layer.problem = str(problem)
+        if compiling:
+            layer.problem = str(problem)
+        else:
+            layer.leave_out(str(problem))
     except Exception as error:
         if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line
             layer.problem, layer.broken = f"its rule failed: {error}", True

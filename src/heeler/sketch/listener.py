@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
+
+from torch import Tensor
 
 
 class SketchListener(Protocol):
     """Told when something happens; what has happened is pulled, with `Sketcher.pop_passes`."""
 
-    def forward_begins(self) -> None:
-        """A pass is about to open: called once per sketched forward, before its sketch can be popped.
+    def forward_begins(self, rows: int, inputs: Tensor | None) -> Any:
+        """A pass over `rows` examples is about to open; returns a stamp, which comes back with its sketches.
 
-        Eager: as the forward starts. Compiled code can call nobody, so there it comes when the backward delivers the
-        first gradient.
+        inputs: the model's first tensor argument. Called once per sketched forward, as it starts. Inside a model that
+        was compiled in place nobody can be called: there it comes with the first gradient, without inputs.
         """
 
-    def backward_ended(self) -> None:
-        """A backward put a gradient into a pass. Reentrant checkpointing calls it once per checkpointed segment."""
-
-    def forward_counted(self, rows: int) -> None:
+    def forward_counted(self, rows: int, inputs: Tensor | None) -> None:
         """A forward of `rows` examples begins that is not sketched, since `sketching` is False."""
+
+    def coverage_changed(self) -> None:
+        """A layer with a part in earlier sketches is left out from now on: they cannot be compared with new ones."""
 
 
 class Nobody:
     """The listener of a sketcher that has none."""
 
-    def forward_begins(self) -> None: ...
+    def forward_begins(self, rows: int, inputs: Tensor | None) -> Any: ...
 
-    def backward_ended(self) -> None: ...
+    def forward_counted(self, rows: int, inputs: Tensor | None) -> None: ...
 
-    def forward_counted(self, rows: int) -> None: ...
+    def coverage_changed(self) -> None: ...

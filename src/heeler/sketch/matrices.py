@@ -167,6 +167,22 @@ class Matrix:
         outer = outer.float()
         return outer if outer.shape[1] == self.dim else place(outer, 0, self.dim)
 
+    def of_weight(self, gradient: Tensor) -> Tensor:
+        """The sketch (K,) of a gradient of the weight, of any shape."""
+        left, right = (self.of_grad, self.of_input) if self.spec.grad_is_rows else (self.of_input, self.of_grad)
+        full = gradient.reshape(self.spec.rows, self.spec.cols).float()
+        return self._placed((left.like(full).t() @ full @ right.like(full)).flatten())
+
+    def of_bias(self, gradient: Tensor) -> Tensor:
+        """The sketch (K,) of a gradient of the bias."""
+        assert self.of_ones is not None
+        g = gradient.flatten().float()
+        pair = (g @ self.of_grad.like(g), self.of_ones.like(g))
+        return self._placed(torch.outer(*(pair if self.spec.grad_is_rows else pair[::-1])).flatten())
+
+    def _placed(self, flat: Tensor) -> Tensor:
+        return place(flat[None], 0, self.dim)[0]
+
 
 class ExactMatrix:
     """The same interface with identity projections: every coordinate of weight and bias at its own place."""
@@ -229,6 +245,14 @@ class ExactMatrix:
         if not placed:  # a frozen one among a layer's matrices
             return bias.new_zeros(bias.shape[0], self.dim)
         return placed[0] if len(placed) == 1 else placed[0] + placed[1]
+
+    def of_weight(self, gradient: Tensor) -> Tensor:
+        assert self.weight_at is not None
+        return place(gradient.flatten()[None].float(), self.weight_at, self.dim)[0]
+
+    def of_bias(self, gradient: Tensor) -> Tensor:
+        assert self.bias_at is not None
+        return place(gradient.flatten()[None].float(), self.bias_at, self.dim)[0]
 
 
 class Vector:

@@ -10,30 +10,39 @@ from torch import Tensor, nn
 
 from heeler.sketch import compiled
 from heeler.sketch.batch import first_tensor
+from heeler.sketch.model_hook import ModelHook
 from heeler.sketch.recorder import Recorder, Slot
 from heeler.sketch.tap import Marker
 
 SizeOf = Callable[[tuple[Any, ...], dict[str, Any]], int]
 
 
-class RootHooks:
-    """Opens and closes the recorder's passes. size_of: tells a batch's size where the model's first tensor does not."""
+class BeginHook(ModelHook):
+    """Opens the recorder's passes as the model's forward begins.
 
-    def __init__(self, recorder: Recorder, size_of: SizeOf | None) -> None:
-        self.recorder, self.size_of = recorder, size_of
+    size_of: tells a batch's size where the model's first tensor does not. inside: the hook is a part of compiled code,
+    and others watch outside (`compiled.watch`).
+    """
 
-    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, recorder: Recorder, size_of: SizeOf | None, inside: bool) -> None:
+        self.recorder, self.size_of, self.inside = recorder, size_of, inside
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder = self.recorder
         recorder.running = False
-        if not (recorder.enabled and module.training and torch.is_grad_enabled()):
+        if recorder.dye is not None or not torch.is_grad_enabled():
+            return
+        if not recorder.enabled:
+            recorder.taint()
             return
         found = args[0] if args else None  # nearly always; the search costs as much as all the rest
         if not isinstance(found, Tensor) or found.ndim <= recorder.batch_dim:
             found = first_tensor((args, kwargs), recorder.batch_dim + 1)
         batch = self._batch_size(args, kwargs, found)
-        if batch is None:
-            recorder.current, recorder.lost = None, True
-            compiled.warn_of_lost_batch(recorder.key)
+        if not batch:
+            recorder.current, recorder.lost = None, batch is None
+            if batch is None:
+                compiled.warn_of_lost_batch(recorder.key)
             return
         recorder.lost = False
         shapes = [] if found is None else [found.shape]
@@ -49,27 +58,13 @@ class RootHooks:
         elif recorder.sketching or recorder.needs_leaves:
             if device != recorder.device:
                 recorder.move(device)
-            recorder.open(batch, shapes)
+            if recorder.untested and not self.inside:
+                recorder.test_layouts(module, args, kwargs, found, batch)
+            recorder.open(module, batch, shapes, found)
         else:
             recorder.current = None
-            if not _is_rerun():
-                recorder.listener.forward_counted(batch)
-
-    def begin_inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The same as a part of the compiled code, so that `compiled.watch` notices where that is not this model's."""
-        self.begin(module, args, kwargs)
-
-    def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        recorder = self.recorder
-        slot = recorder.current
-        if not recorder.running or slot is None:
-            return None
-        recorder.running = False
-        if slot.replayed:
-            return _mark(output, recorder, slot)
-        if torch.compiler.is_compiling():
-            recorder.close_traced(slot)
-        return None
+            if (module.training or recorder.trains_in_eval) and not _is_rerun():
+                recorder.listener.forward_counted(batch, found)
 
     def _batch_size(self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Tensor | None) -> int | None:
         """None where it cannot be told: then this forward has no sketch, and the training step goes on."""
@@ -81,6 +76,25 @@ class RootHooks:
             return self.size_of(args, kwargs)
         except Exception:
             return None
+
+
+class EndHook(ModelHook):
+    """Closes the pass as the model's forward ends."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        recorder = self.recorder
+        slot = recorder.current
+        if not recorder.running or slot is None or recorder.dye is not None:
+            return None
+        recorder.running = False
+        if slot.replayed:
+            return _mark(output, recorder, slot)
+        if torch.compiler.is_compiling():
+            recorder.close_traced(slot)
+        return None
 
 
 def _is_rerun() -> bool:
@@ -110,5 +124,5 @@ def _mark(output: Any, recorder: Recorder, slot: Slot) -> Any:
     return output
 
 
-for _hook in (RootHooks.begin, RootHooks.end):
-    compiled.run_as_it_is(_hook)
+for _hook in (BeginHook, EndHook):
+    compiled.run_as_it_is(_hook.__call__)

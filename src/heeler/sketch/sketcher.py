@@ -15,7 +15,7 @@ from heeler.sketch.layer_hooks import LayerHook
 from heeler.sketch.listener import Nobody, SketchListener
 from heeler.sketch.matrices import AnyMatrix, AnyVector
 from heeler.sketch.recorder import Recorder
-from heeler.sketch.root_hooks import RootHooks, SizeOf
+from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf
 from heeler.sketch.tapped_layer import clean_name, draw, lay_out, survey
 
 Dim = int | Callable[[int], int]
@@ -25,7 +25,7 @@ BatchDim = int | SizeOf
 class Sketcher:
     """Sketches of every example's gradient, out of an ordinary `loss.backward()`.
 
-    Every forward of the model in training mode with gradients enabled opens a pass; a backward finishes it. Two
+    Every forward of the model with gradients enabled opens a pass; a backward finishes it. Two
     backwards through one forward add up as long as the pass has not been popped; what comes later is forgotten.
 
     Args:
@@ -94,15 +94,18 @@ class Sketcher:
             batch_dim=0 if callable(batch_dim) else int(batch_dim),
             mean=reduction == "mean",
             scaler=scaler,
+            exact=self.exact,
             listener=Nobody() if listener is None else listener,
         )
-        hooks = RootHooks(self._recorder, batch_dim if callable(batch_dim) else None)
-        begin = hooks.begin if root is model else hooks.begin_inside
+        size_of = batch_dim if callable(batch_dim) else None
+        # A model that is compiled in place runs its hooks inside the compiled code, where nothing can be tried out.
+        begin = BeginHook(self._recorder, size_of, inside=self._is_compiled)
         self._handles = [root.register_forward_pre_hook(begin, with_kwargs=True, prepend=True)]
-        for layer in self._layers:
-            self._handles.append(layer.module.register_forward_hook(LayerHook(self._recorder, layer), with_kwargs=True))
         # After the layers' hooks: where the model is a single layer, both are hooks of one module.
-        self._handles.append(root.register_forward_hook(hooks.end, always_call=True))
+        self._handles.append(root.register_forward_hook(EndHook(self._recorder), always_call=True))
+        for layer in self._layers:  # before other hooks, which may change what the layer itself returned
+            hook = LayerHook(self._recorder, layer)
+            self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
         if root is not model:
             self._handles += compiled.watch(model, self._recorder)
 
@@ -126,14 +129,16 @@ class Sketcher:
     @sketching.setter
     def sketching(self, value: bool) -> None:
         self._recorder.sketching = value
+        if value:
+            self._recorder.check_again()
 
-    def pop_passes(self) -> list[Tensor]:
-        """The sketches of all passes finished since the last pop, (B_i, K) float32 each, in forward order."""
+    def pop_passes(self) -> list[tuple[Any, Tensor]]:
+        """All passes finished since the last pop, in forward order: the listener's stamp, and (B_i, K) float32."""
         return self._recorder.pop()
 
     def pop(self) -> Tensor:
         """The same in one (B, K) tensor; (0, K) if there are none."""
-        passes = self._recorder.pop()
+        passes = [sketch for _, sketch in self._recorder.pop()]
         if len(passes) == 1:
             return passes[0]
         if passes:
@@ -175,8 +180,25 @@ class Sketcher:
         device = next(iter(self._survey.parameters.values())).device
         return prices(self._survey.layers, self.dim, device, self._is_compiled).ratio(self._layers)
 
+    @property
+    def chosen(self) -> list[str]:
+        """The parameters that were covered as the model was attached, whatever was left out since."""
+        return list(self._survey.covered(self._layers))
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The layers that were left out since, by name, and why."""
+        return {layer.name: layer.problem for layer in self._layers if layer.broken}
+
+    def leave_out(self, names: dict[str, str]) -> None:
+        """Leave these layers out, as a run did that is gone on with."""
+        for layer in self._layers:
+            if layer.name in names:
+                layer.problem, layer.broken = names[layer.name], True
+
     def detach(self) -> None:
         """Remove every hook; the model is as it was."""
+        self._recorder.close_check()
         for handle in self._handles:
             handle.remove()
         self._handles = []

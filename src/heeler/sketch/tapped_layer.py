@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from heeler.notices import warn
+from heeler.sketch.batch import Layout
 from heeler.sketch.layer_rules import LayerRule, LeftOut, find_rule
 from heeler.sketch.layer_rules.embedding import EmbeddingRule
 from heeler.sketch.layer_rules.norm import LastDimensions
@@ -41,16 +42,44 @@ class TappedLayer:
     problem: str = ""
     """Why a call of this module could not be tapped."""
     broken: bool = False
-    """Its rule failed: it is tapped no more."""
+    """It is tapped no more."""
+    layout: Layout | None = None
+    """How its input holds the examples, as far as a test has told."""
+
+    def leave_out(self, reason: str) -> None:
+        """From now on it has no part in sketches; said once."""
+        leave_out([self], reason)
 
     def fail(self, error: Exception) -> None:
         """A rule's error costs the sketch this layer, never the training run its step."""
-        self.problem, self.broken = f"its rule failed: {error!r}", True
-        logging.getLogger("heeler").warning("%s is no longer sketched: %s", self.name or "the model", self.problem)
+        self.leave_out(f"its rule failed: {error!r}")
+
+    def sketch_gradient(self, local: str, gradient: Tensor) -> Tensor:
+        """The sketch (K,) of a gradient of one of its parameters: what the examples' parts add up to."""
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        if local in self.vectors:
+            return self.vectors[local].write(gradient.flatten()[None].float())[0]
+        for matrix in self.matrices:
+            if matrix.spec.weight == local:
+                return matrix.of_weight(gradient)
+            if matrix.spec.bias == local:
+                return matrix.of_bias(gradient)
+        raise KeyError(local)
 
     def move(self, device: torch.device) -> None:
         for part in (*self.matrices, *self.vectors.values()):
             part.move(device)
+
+
+def leave_out(layers: list[TappedLayer], reason: str) -> None:
+    """Leave layers out of the sketches from now on, and say so in one sentence."""
+    layers = [layer for layer in layers if not layer.broken]
+    for layer in layers:
+        layer.problem, layer.broken = reason, True
+    if layers:
+        names = ", ".join(layer.name or "the model" for layer in layers[:4])
+        names += f" and {len(layers) - 4} more layers" if len(layers) > 4 else ""
+        warn("left out of the sketches: %s; %s", names, reason)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
 from heeler.sketch.examples import Examples
 from heeler.sketch.layer_rules.base import Call, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 @register(nn.MultiheadAttention)
 class AttentionRule(LayerRule):
+    natural_layout = BATCH_FIRST  # or as its batch_first says
+
     def declare(self, module: Any) -> None:
         if module.dropout > 0:
             raise LeftOut("attention dropout: the mask that was drawn cannot be drawn again")
@@ -41,14 +43,21 @@ class AttentionRule(LayerRule):
             MatrixSpec("out_proj.weight", out_bias, d, d),
         ]
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def _inputs(self, call: Call) -> list[Tensor]:
+        """Queries, keys and values, (B, T, d)."""
         inputs = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
         if any(x.ndim != 3 for x in inputs):
             raise NoBatchDimension("attention without a batch dimension")
         batch_dim = 0 if self.module.batch_first else 1
         if any(x.shape[batch_dim] != call.batch for x in inputs):
             raise NoBatchDimension(f"attention over shape {tuple(inputs[0].shape)}: no batch of {call.batch}")
-        q, k, v = (x.detach() if batch_dim == 0 else x.detach().transpose(0, 1) for x in inputs)
+        return [x.detach() if batch_dim == 0 else x.detach().transpose(0, 1) for x in inputs]
+
+    def rows(self, call: Call) -> Tensor:
+        return torch.cat([x.flatten(1) for x in self._inputs(call)], 1)
+
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+        q, k, v = self._inputs(call)
         padding = call.argument(3, "key_padding_mask")
         mask = call.argument(5, "attn_mask")
         merged = _merge_masks(mask, padding, call.batch, self.module.num_heads, q)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.batch import Layout, NoBatchDimension
 from heeler.sketch.examples import Examples
 from heeler.sketch.matrices import MatrixSpec
 
@@ -82,6 +82,9 @@ class LayerRule:
     is_linear: ClassVar[bool] = False
     """`keep` is its one matrix's `input` of the first argument, and `sketch` that matrix's `sketch`."""
 
+    natural_layout: Layout | None = None
+    """Where the layer itself says how the batch lies in its input, as a convolution does; None where any may be."""
+
     def __init__(self, module: nn.Module) -> None:
         self.matrices = []
         self.vectors = {}
@@ -90,6 +93,10 @@ class LayerRule:
     def declare(self, module: nn.Module) -> None:
         """Fill `matrices` and `vectors`, or raise LeftOut."""
         raise NotImplementedError
+
+    def rows(self, call: Call) -> Tensor:
+        """The call's input as this rule splits it, (B, ...)."""
+        return call.split(call.input)
 
     def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
         """In forward, without gradients: the tensors that `sketch` will need."""

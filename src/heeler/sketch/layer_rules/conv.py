@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
 from heeler.sketch.examples import Examples
 from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, guess_positions, register
 from heeler.sketch.matrices import ExactMatrix, MatrixSpec
@@ -22,6 +22,8 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class ConvRule(LayerRule):
+    natural_layout = BATCH_FIRST
+
     def declare(self, module: Any) -> None:
         self.kernel = tuple(module.kernel_size)
         self.geometry = (module.stride, module.padding, module.dilation, module.groups)
@@ -32,11 +34,15 @@ class ConvRule(LayerRule):
         bias = None if module.bias is None else "bias"
         self.matrices = [MatrixSpec("weight", bias, module.out_channels, cols, groups=module.groups)]
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
-        a, matrix = call.input, layer.matrices[0]
-        stride, padding, dilation, groups = self.geometry
+    def rows(self, call: Call) -> Tensor:
+        a = call.input
         if a.ndim != len(self.kernel) + 2 or a.shape[0] != call.batch:
             raise NoBatchDimension(f"a convolution of shape {tuple(a.shape)} without the batch in dimension 0")
+        return a
+
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+        a, matrix = self.rows(call), layer.matrices[0]
+        stride, padding, dilation, groups = self.geometry
         filters = matrix.input_filter(a).t().reshape(-1, self.per_group, *self.kernel)
         offset = matrix.input_offset(a)
         if groups > 1:

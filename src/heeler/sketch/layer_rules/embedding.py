@@ -28,13 +28,16 @@ class EmbeddingRule(LayerRule):
         rows, cols = module.num_embeddings, module.embedding_dim
         self.matrices = [MatrixSpec("weight", None, rows, cols, grad_is_rows=False)]
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def rows(self, call: Call) -> Tensor:
+        """(B, T) or (B, 1)."""
         ids = call.input
-        if ids.ndim <= call.batch_dim or ids.shape[call.batch_dim] != call.batch:
+        if call.examples.layout is None and (ids.ndim <= call.batch_dim or ids.shape[call.batch_dim] != call.batch):
             # Positions looked up once for the whole batch: the examples' gradients are summed before they get here.
             raise NoBatchDimension(f"ids of shape {tuple(ids.shape)} do not belong to single examples")
-        if ids.ndim > 1:
-            ids = ids.movedim(call.batch_dim, 0).reshape(call.batch, -1)
+        return call.split(ids.unsqueeze(-1)).flatten(1)
+
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+        ids = self.rows(call)
         rows = F.embedding(ids, layer.matrices[0].input_filter(layer.like))
         if self.padding_idx is not None:  # its gradient is zero by definition
             rows = torch.where((ids == self.padding_idx).unsqueeze(-1), 0.0, rows)

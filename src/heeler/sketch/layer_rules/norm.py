@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
 from heeler.sketch.examples import Examples
 from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, LeftOut, guess_positions, register
 
@@ -42,17 +43,20 @@ class NormRule(LayerRule):
         """→ (B, T, features)."""
         raise NotImplementedError
 
+    def rows(self, call: Call) -> Tensor:
+        return self.by_feature(call.examples, call.input)
+
     def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
-        self.by_feature(call.examples, call.input)  # says now, not in backward, if the examples cannot be found
+        self.rows(call)  # says now, not in backward, if the examples cannot be found
         return (call.input,)
 
     def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
         if grads[0] is None:
             raise ValueError("a norm's output got no gradient")
-        g = grads[0].float()
+        g = grads[0] if grads[0].dtype == torch.float64 else grads[0].float()
         parts = []
         if "weight" in layer.vectors:
-            weighted = g * self.normalise(kept[0].float(), *kept[1:])
+            weighted = g * self.normalise(kept[0].to(g.dtype), *kept[1:])
             parts.append(layer.vectors["weight"].write(self.by_feature(examples, weighted).sum(1)))
         if "bias" in layer.vectors:
             parts.append(layer.vectors["bias"].write(self.by_feature(examples, g).sum(1)))
@@ -73,6 +77,7 @@ class DimensionOne(NormRule):
     """Channels in dimension 1, examples in dimension 0."""
 
     over_images = True
+    natural_layout = BATCH_FIRST
 
     def by_feature(self, examples: Examples, x: Tensor) -> Tensor:
         if x.shape[0] != examples.batch:
@@ -91,7 +96,8 @@ if hasattr(nn, "RMSNorm"):
     @register(nn.RMSNorm)
     class RMSNormRule(LastDimensions):
         def normalise(self, x: Tensor, *statistics: Tensor) -> Tensor:
-            return F.rms_norm(x, self.module.normalized_shape, None, self.module.eps)
+            eps = self.module.eps  # by default that of the input's own precision, which may not be the one used here
+            return F.rms_norm(x, self.module.normalized_shape, None, torch.finfo(x.dtype).eps if eps is None else eps)
 
 
 @register(nn.GroupNorm)

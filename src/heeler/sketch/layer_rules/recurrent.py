@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.batch import NoBatchDimension
+from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
 from heeler.sketch.examples import Examples
 from heeler.sketch.layer_rules.base import Call, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
@@ -44,14 +44,20 @@ class RecurrentRule(LayerRule):
                 bias = f"bias_{kind}_{run}" if module.bias else None
                 self.matrices.append(MatrixSpec(f"weight_{kind}_{run}", bias, gates, cols))
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
-        """The input and the initial state, time first: (T, B, n), (runs, B, h), and for an LSTM the cells."""
+    natural_layout = BATCH_FIRST  # or as its batch_first says
+
+    def rows(self, call: Call) -> Tensor:
         x = call.input  # refuses a packed sequence
         if x.ndim != 3:
             raise NoBatchDimension("a recurrent layer without a batch dimension")
-        x = x.transpose(0, 1) if self.module.batch_first else x
-        if x.shape[1] != call.batch:
+        x = x if self.module.batch_first else x.transpose(0, 1)
+        if x.shape[0] != call.batch:
             raise NoBatchDimension(f"a recurrent layer over shape {tuple(call.input.shape)}: no batch of {call.batch}")
+        return x
+
+    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+        """The input and the initial state, time first: (T, B, n), (runs, B, h), and for an LSTM the cells."""
+        x = self.rows(call).transpose(0, 1)
         state = call.argument(1, "hx")
         if state is None:
             zeros = x.new_zeros(len(self.runs), x.shape[1], self.module.hidden_size)
