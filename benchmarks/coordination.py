@@ -26,9 +26,8 @@ import torch.distributed as dist
 import heeler
 from heeler.herding import make_rule
 from heeler.herding import solve as solve_table
-from heeler.ordering.coordination import CoordinatedTurnover
 from heeler.ordering.dealing import IntArray, deal
-from heeler.ordering.turnover import EARLY_FROM
+from heeler.ordering.planner import EARLY_FROM
 
 STEADY_EPOCHS = 3
 """Measured after the first, which cannot start early."""
@@ -121,16 +120,15 @@ def _play(
     examples, dim = vectors.shape
     own = np.array_split(np.arange(examples), count)[rank] if shards == "local" else np.arange(examples)
     sampler = heeler.Sampler(len(own), batch_size=batch_size, dim=dim, shards=shards)
-    turnover = sampler.turnover
-    assert isinstance(turnover, CoordinatedTurnover)
+    planner = sampler.session.planner
     if rank == 0:
         _compile(dim, batch_size, 2 if shards == "local" else 1)
     rng = np.random.default_rng(rank)
     names = ("exchange_seconds", "solve_seconds", "waited_seconds", "bytes_sent", "bytes_received")
     measured: dict[str, list[float]] = {name: [] for name in names}
-    before = turnover.numbers()
+    before = planner.metrics()
     for _ in range(1 + STEADY_EPOCHS):
-        walk = turnover.indices
+        walk = planner.indices
         starts = range(0, len(walk), batch_size)
         quick = math.ceil(EARLY_FROM * len(starts)) - 1
         for number, at in enumerate(starts):
@@ -141,11 +139,11 @@ def _play(
             if number >= quick:
                 time.sleep(max(0.0, clock + (number - quick + 1) * step - time.perf_counter()))
             drift = rng.standard_normal((1, dim), dtype=np.float32)  # gradients change from epoch to epoch
-            turnover.observe(indices, vectors[own[indices]] + drift)
-            if turnover.wants_early_start(at + len(indices), len(walk), sketched=True):
-                turnover.start_early()
-        turnover.next_order()
-        now = turnover.numbers()
+            planner.observe(indices, vectors[own[indices]] + drift)
+            if planner.wants_start(at + len(indices), len(walk), sketched=True):
+                planner.start()
+        planner.next_order()
+        now = planner.metrics()
         for name in names:
             measured[name].append(now[name] - (before[name] if name.startswith("bytes") else 0.0))
         before = now
@@ -240,7 +238,7 @@ def _published(
         "parameters_sent": sent,
         "note": f"extrapolated to {steps} steps from {PUBLISHED_STEPS} real ones"
         + (f", and from {sent} to {parameters} parameters" if sent < parameters else "")
-        + "; one gradient a worker and step is counted, and no time for the balancing itself",
+        + "; one gradient per worker and step is counted, and no time for the balancing itself",
     }
 
 

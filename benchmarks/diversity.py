@@ -4,8 +4,8 @@
     python -m benchmarks diversity --task cifar10 --data DIR
 
 Accuracy: a task's model before, in the middle and at the end of a short training, on some examples, with many seeds of
-the projections. "sketches" are tables of 256 numbers an example; "default" is what the library keeps by default, whole
-gradients of small models; "measure" is `heeler.diversity.measure`. Cost: the table's reading once an epoch, and a
+the projections. "sketches" are tables of 256 numbers per example; "default" is what the library keeps by default, exact
+gradients of small models; "measure" is `heeler.diversity.measure`. Cost: the table's reading once per epoch, and a
 streaming update at every step, against a training step of the same model: the processor time of one thread, which other
 work on the machine does not lengthen.
 """
@@ -28,7 +28,7 @@ from experiments.diversity.point import measure as exactly
 from experiments.folder import Folder
 from experiments.tasks import Examples, Task, get_task
 from heeler.diversity import Measured, StreamingDiversity, batch_size_bound, diversity_of, layouts_of, measure
-from heeler.ordering.sampler import WHOLE
+from heeler.ordering.setup import EXACT
 from heeler.sketch import Sketcher
 
 MOMENTS = {"start": 0, "middle": 5, "end": 40}
@@ -44,7 +44,7 @@ def accuracy(task_name: str, folder: Folder, *, examples: int = 500, seeds: int 
     rows = []
     for moment, model in trained(task, tensors):
         exact = exactly(example_gradients(model, task, tensors), 1)["batch_size_bound"]
-        small = sum(p.numel() for p in model.parameters()) <= WHOLE
+        small = sum(p.numel() for p in model.parameters()) <= EXACT
         for way, bound in WAYS.items():
             if way == "default" and not small:
                 continue  # sketches are the default
@@ -83,8 +83,8 @@ def from_table(model: nn.Module, task: Task, tensors: tuple[Tensor, ...], seed: 
 
 
 def by_default(model: nn.Module, task: Task, tensors: tuple[Tensor, ...], seed: int) -> Measured:
-    """As `handle.metrics()` has it."""
-    return from_table(model, task, tensors, seed, whole=WHOLE)
+    """As `handle.diversity()` has it."""
+    return from_table(model, task, tensors, seed, dim=EXACT)
 
 
 def at_weights(model: nn.Module, task: Task, tensors: tuple[Tensor, ...], seed: int) -> Measured:
@@ -119,7 +119,7 @@ def score(found: list[Measured], exact: float) -> dict[str, float]:
 
 
 def cost(model: str, batch: int, *, examples: int = 12_800, blocks: int = 15) -> dict[str, Any]:
-    """Milliseconds and microseconds of processor time a step, the medians of turns; `share`s are of the step."""
+    """Milliseconds and microseconds of processor time per step, the medians of turns; `share`s are of the step."""
     torch.manual_seed(0)
     net, x, y = build(model, "", batch, "cpu")
     sketcher = Sketcher(net, layers="all")

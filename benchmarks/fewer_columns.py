@@ -37,7 +37,7 @@ from experiments.tasks.glue import GlueFineTune
 from experiments.tasks.wikitext import TiedGPT, WikiTextGPT, vocabulary
 from heeler.herding import herding_bound, solve
 from heeler.sketch.fused import BLOCK_COLUMNS
-from heeler.sketch.projection import WHOLE, columns_read, projection, split_for
+from heeler.sketch.projection import FULL, columns_read, projection, split_for
 
 SEEDS = 40
 ARMS = ["whole", "runs 1/2 of 64", "runs 1/4 of 64", "runs 1/8 of 64", "library"]
@@ -49,7 +49,7 @@ Layers = dict[str, tuple[Tensor, Tensor]]
 
 def parsed(arm: str, n: int, other: int) -> tuple[str, int, int]:
     """Runs or any, columns read, columns of a block."""
-    if n <= WHOLE or arm == "whole":
+    if n <= FULL or arm == "whole":
         return "runs", n, BLOCK_COLUMNS
     if arm == "library":
         return "runs", columns_read(n, other), BLOCK_COLUMNS
@@ -98,7 +98,7 @@ def block_grams(a: Tensor, g: Tensor) -> Tensor:
     One block where no side is wide.
     """
     wide, narrow = (a, g) if a.shape[2] > g.shape[2] else (g, a)
-    step = FINEST if wide.shape[2] > WHOLE else wide.shape[2]
+    step = FINEST if wide.shape[2] > FULL else wide.shape[2]
     found = []
     for part in wide.split(step, dim=2):
         full = torch.bmm(narrow.transpose(1, 2), part).flatten(1)
@@ -144,7 +144,7 @@ def sketches(name: str, a: Tensor, g: Tensor) -> Tensor:
 
 
 def errors(gram: Tensor, rows: Tensor, variances: Tensor) -> list[dict[str, Any]]:
-    """One row of figures an arm."""
+    """One row of figures per arm."""
     exact = {"measured": centred(gram), "gram": gram, "squares": gram.diagonal()}
     norm = float(exact["measured"].square().sum())
     found: list[dict[str, Any]] = []

@@ -86,7 +86,7 @@ def _train(
 ) -> list[float]:
     task, (x, y) = Hmda(), own
     # A row of 19 numbers is shorter than a sketch of it would be.
-    handle = heeler.attach(model, sampler, exact=True) if sampler.rule.needs_vectors else None
+    handle = heeler.attach(model, sampler, exact=True) if sampler.session.rule.needs_vectors else None
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
     losses = []
     for _ in range(epochs):
@@ -97,7 +97,7 @@ def _train(
             task.losses(model, x[picked], y[picked]).mean().backward()
             optimizer.step()
         if handle is not None:
-            handle.collect()
+            handle.session.drain()
         losses.append(task.mean_loss(model, examples.train))
     return losses
 
@@ -148,7 +148,7 @@ def measure_hmda(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command: one JSON object on standard output, a line a run on standard error."""
+    """The command: one JSON object on standard output, a line per run on standard error."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hmda", description=__doc__)
     parser.add_argument("--data", type=Path, help="data folder; else HEELER_DATA")
     parser.add_argument("--rules", default=",".join(RULES))

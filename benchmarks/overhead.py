@@ -221,7 +221,7 @@ def measure_overhead(
         "compile": compile,
         "cuda_graph": cuda_graph,
         "layers": layers,
-        "tapped": [site.name for site in sketcher._sites],
+        "tapped": sketcher.tapped,
         "kernels": kernels,
         "threads": torch.get_num_threads(),
         "dim": sketcher.dim,

@@ -1,4 +1,4 @@
-"""What a balance pass costs against the physical floor: reading the rows once in the same order and adding them up."""
+"""What a balance sweep costs against the physical floor: reading the rows once in the same order and adding them up."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from heeler.herding import Solution, balance_sweep, solve
+from heeler.herding.kernels import _COMPILE, _ahead, _narrow, _prefetch
 from heeler.herding.validate import Array, as_bits, frozen
 
 DTYPES = ("float16", "float32")
@@ -21,21 +23,21 @@ def bench_solver(
     examples: int = 1_000_000,
     dim: int = 256,
     dtype: str = "float16",
-    passes: int = 10,
+    sweeps: int = 10,
     repeats: int = 5,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Medians over `repeats` runs, floor, pass and solve taken in turn so that a noisy machine is unkind to both.
+    """Medians over `repeats` runs, floor, sweep and solve taken in turn so that a noisy machine is unkind to both.
 
     Returns:
-        pass_seconds, gather_sum_seconds and their ratio; solve_seconds of one solve of `passes` passes, its ratio to
-        the floor and the passes it walked; peak_memory_ratio, one plus what the process held at most during the passes
-        and solves beyond what it held before (the table and its order), in tables.
+        pass_seconds (of a sweep), gather_sum_seconds and their ratio; solve_seconds of one solve of at most `sweeps`,
+        its ratio to the floor and solve_passes, the sweeps it made; peak_memory_ratio, one plus what the process held
+        at most during sweeps and solves beyond what it held before (the table and its order), in tables.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if min(examples, dim, passes, repeats) < 1:
-        raise ValueError("examples, dim, passes and repeats must each be at least 1")
+    if min(examples, dim, sweeps, repeats) < 1:
+        raise ValueError("examples, dim, sweeps and repeats must each be at least 1")
     table, order = _table(examples, dim, dtype, seed)
     _run_once(dtype)
     before = _peak_bytes()
@@ -43,14 +45,14 @@ def bench_solver(
     jobs: list[Callable[[], Any]] = [
         lambda: gather_sum(table, order),
         lambda: balance_sweep(table, order),
-        lambda: solutions.append(solve(table, order, sweeps=passes, seed=seed)),
+        lambda: solutions.append(solve(table, order, sweeps=sweeps, seed=seed)),
     ]
     gather, walk, whole = _interleaved(jobs, repeats)
-    floor, one_pass, solving = statistics.median(gather), statistics.median(walk), statistics.median(whole)
+    floor, one_sweep, solving = statistics.median(gather), statistics.median(walk), statistics.median(whole)
     return {
-        "pass_seconds": one_pass,
+        "pass_seconds": one_sweep,
         "gather_sum_seconds": floor,
-        "ratio": one_pass / floor,
+        "ratio": one_sweep / floor,
         "solve_seconds": solving,
         "solve_ratio": solving / floor,
         "solve_passes": solutions[0].sweeps,
@@ -65,12 +67,22 @@ def bench_solver(
 
 
 def gather_sum(table: Array, order: Array) -> Array:
-    """Σ of the rows, read in the given order, compiled as the passes are; float32 sums, which is the cheapest."""
-    from heeler.herding import kernels
-
+    """Σ of the rows, read in the given order, compiled as the sweeps are; float32 sums, which is the cheapest."""
     total = np.zeros(table.shape[1], np.float32)
-    kernels.gather_sum(as_bits(table), frozen(order), total)
+    _gather_sum(as_bits(table), frozen(order), total)
     return total
+
+
+@njit(**_COMPILE)
+def _gather_sum(table: Any, order: Any, total: Any) -> None:
+    """total (K,) is added to."""
+    ahead = _ahead(table)
+    for t in range(order.size):
+        if t + ahead < order.size:
+            _prefetch(table, order[t + ahead])  # type: ignore[call-arg]
+        row = order[t]
+        for k in range(table.shape[1]):
+            total[k] += _narrow(table[row, k])
 
 
 def _table(examples: int, dim: int, dtype: str, seed: int) -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ MARKS = {"random": "o", "id-grab": "^", "cd-grab": "s", "herd": "D"}
 
 @dataclass
 class Variant:
-    """One value of what is varied: a line a rule."""
+    """One value of what is varied: a line per rule."""
 
     name: str
     lines: dict[str, Line] = field(default_factory=dict)
@@ -45,7 +45,7 @@ def variants(summary: Summary) -> list[Variant]:
 
 
 def table(summaries: Sequence[Summary]) -> str:
-    """Markdown: a row a variant, the last loss of each rule, and the epochs that Heeler needs to random's last one."""
+    """Markdown: a row per variant, the last loss of each rule, and the epochs Heeler needs to random's last one."""
     rules = [rule for rule in RULES if any(rule in v.lines for s in summaries for v in variants(s))]
     head = ["task", "", *(RULES[rule] for rule in rules), "Heeler's epochs to random's last"]
     rows = [markdown_row(head), markdown_row(["---", "---"] + ["---:"] * (len(head) - 2))]

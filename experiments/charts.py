@@ -27,7 +27,7 @@ NAMES = {
 
 
 def draw(summaries: Sequence[Summary], target: Path | BinaryIO, *, by_time: bool = True, title: str = "") -> None:
-    """A row of panels a task: the curve by epoch, by training seconds, and the test metric. PNG."""
+    """A row of panels per task: the curve by epoch, by training seconds, and the test metric. PNG."""
     plt = pyplot()
     columns = 3 if by_time else 2
     figure, grid = plt.subplots(

@@ -28,7 +28,7 @@ class Source:
     results: list[Result]
 
     def summaries(self) -> list[Summary]:
-        """A table a task, rules in the order in which they are compared everywhere."""
+        """A table per task, rules in the order in which they are compared everywhere."""
         return [summarise(task, by_rule(lines)) for task, lines in group(self.results).items()]
 
 

@@ -31,14 +31,14 @@ def two_weight_gradients(examples: int, seed: int = 0) -> Floats:
 
 
 def prefix_sums() -> Any:
-    """Where the sum of the gradients walks within an epoch: in a random order, after one pass, and herded."""
+    """Where the sum of the gradients walks within an epoch: in a random order, after one sweep, and herded."""
     from heeler.herding import balance_sweep, herding_bound, solve
 
     gradients = two_weight_gradients(400)
     random = np.random.default_rng(0).permutation(len(gradients))
     orders = {
         "random order": (random, COLOURS["random"]),
-        "after one balance pass": (balance_sweep(gradients, random), COLOURS["cd-grab"]),
+        "after one balance sweep": (balance_sweep(gradients, random), COLOURS["cd-grab"]),
         "herded": (solve(gradients, random).order, COLOURS["herd"]),
     }
     figure, grid = pyplot().subplots(1, 3, figsize=(9.6, 3.5), layout="constrained", sharex=True, sharey=True)
@@ -55,7 +55,7 @@ def prefix_sums() -> Any:
 
 
 def balance_steps() -> Any:
-    """One balance pass over eight gradients, step by step, and the order that comes of it."""
+    """One balance sweep over eight gradients, step by step, and the order that comes of it."""
     gradients = two_weight_gradients(8, seed=4354)  # large vectors, both signs
     figure, grid = pyplot().subplots(2, 4, figsize=(9.6, 5.6), sharex=True, sharey=True)
     figure.subplots_adjust(left=0.02, right=0.98, top=0.94, bottom=0.2, wspace=0.06, hspace=0.16)
@@ -85,8 +85,8 @@ def balance_steps() -> Any:
     return figure
 
 
-def passes() -> Any:
-    """The herding bound by the number of balance passes over one table."""
+def sweeps() -> Any:
+    """The herding bound by the number of balance sweeps over one table."""
     from heeler.herding import balance_sweep, herding_bound
 
     table = np.random.default_rng(0).normal(size=(10_000, 64))
@@ -97,9 +97,9 @@ def passes() -> Any:
         bounds.append(herding_bound(table, order).two)
     figure, axes = pyplot().subplots(figsize=(6.4, 3.2), layout="constrained")
     axes.plot(range(len(bounds)), bounds, "o-", color=COLOURS["herd"], linewidth=2)
-    axes.set(xlabel="balance passes over the same table", ylabel="largest prefix norm", yscale="log")
+    axes.set(xlabel="balance sweeps over the same table", ylabel="largest prefix norm", yscale="log")
     axes.annotate("random order", (0, bounds[0]), (8, -3), textcoords="offset points", fontsize=9, color=INK)
-    axes.annotate("one pass, as GraB has it in one epoch", (1, bounds[1]), (8, -3), textcoords="offset points",
+    axes.annotate("one sweep, as GraB has it in one epoch", (1, bounds[1]), (8, -3), textcoords="offset points",
                   fontsize=9, color=INK)  # fmt: skip
     axes.set_yticks([30, 50, 100, 200, 500], ["30", "50", "100", "200", "500"])
     axes.minorticks_off()
@@ -129,10 +129,10 @@ def tap() -> Any:
     arrow(axes, (5.2, 1.75), (4.5, 1.75), BACK)
     arrow(axes, (3.65, 1.2), (3.65, 0.75), INK)
     arrow(axes, (3.65, 0.7), (9.4, 0.7), INK)
-    note(axes, 6.3, 0.35, "16 × 16 numbers an example, added up over all tapped layers")
+    note(axes, 6.3, 0.35, "16 × 16 numbers per example, added up over all tapped layers")
     for i in range(6):
         box(axes, 9.5, 0.3 + 0.62 * i, 2.2, 0.5, "" if i != 1 else "256 numbers", INK if i == 1 else "#d5d5d5")
-    note(axes, 10.6, 4.35, "table: one row\nan example, in\nhalf precision")
+    note(axes, 10.6, 4.35, "table: one row\nper example, in\nhalf precision")
     return figure
 
 
@@ -167,8 +167,8 @@ def workers() -> Any:
         low, high = x + 1.1, 6.0 + (rank - 2) * 1.1
         arrow(axes, (low - 0.15, 2.4), (high - 0.15, 3.3), INK)
         arrow(axes, (high + 0.15, 3.3), (low + 0.15, 2.4), PALE)
-    note(axes, 2.2, 3.4, "sketches:\n516 bytes an example", align="center")
-    note(axes, 9.9, 3.4, "its part of the next order:\n4 bytes an example", colour="#666666")
+    note(axes, 2.2, 3.4, "sketches:\n516 bytes per example", align="center")
+    note(axes, 9.9, 3.4, "its part of the next order:\n4 bytes per example", colour="#666666")
     note(axes, 0.4, 1.15, "one order of all examples, dealt out batch by batch:", align="left")
     for batch in range(3):
         for rank in range(4):
@@ -182,7 +182,7 @@ def workers() -> Any:
 PICTURES: dict[str, Callable[[], Any]] = {
     "how-prefix-sums": prefix_sums,
     "how-balance-steps": balance_steps,
-    "how-passes": passes,
+    "how-passes": sweeps,
     "how-tap": tap,
     "how-timeline": timeline,
     "how-workers": workers,

@@ -23,7 +23,7 @@ class Result:
     run: Run
     start: Record
     epochs: list[Record]
-    """One an epoch, the first from before training."""
+    """One per epoch, the first from before training."""
     end: Record = field(default_factory=dict)
 
     def series(self, key: str) -> list[float]:

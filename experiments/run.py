@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns how many runs failed."""
     parser = argparse.ArgumentParser(prog="python -m experiments.run", description="Carry out a plan of runs.")
     parser.add_argument("--plan", type=Path, required=True, help="JSON: see experiments.plans.read_plan")
-    parser.add_argument("--out", type=Path, required=True, help="folder for one JSON-lines file a run")
+    parser.add_argument("--out", type=Path, required=True, help="folder for one JSON-lines file per run")
     parser.add_argument("--data", type=Path, help="data folder; else HEELER_DATA")
     parser.add_argument("--device", help="cpu or cuda, in place of what the plan says")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process of its own")

@@ -37,11 +37,11 @@ class Run:
     clip: float = 0.0
     """Largest norm of a step's gradient; 0: no clipping."""
     dim: int | None = None
-    """Numbers in a sketch; None: what the library takes by default, whole gradients of small models."""
+    """Numbers per sketch; None: what the library takes by default, exact gradients of small models."""
     exact: bool | None = None
     """Full gradients instead of sketches; None: as the task says for published rules, the library's default else."""
     passes: int | None = None
-    """Balance passes in a solve of `herd`; None: the rule's default."""
+    """Balance sweeps in a solve of `herd`; None: the rule's default."""
     refresh: int | None = None
     """How many epochs old a sketch of `herd` may get; None: the sampler's default."""
     layers: str | None = None

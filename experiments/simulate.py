@@ -8,9 +8,11 @@ import numpy as np
 
 from heeler.herding import make_rule
 from heeler.ordering.dealing import IntArray, Layout
+from heeler.ordering.planner import LocalPlanner
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.sampler import Sampler
-from heeler.ordering.turnover import Turnover
+from heeler.ordering.session import Session, SketchSource
+from heeler.ordering.setup import Links, Setup
 
 
 class SimulatedWorkers(Sampler):
@@ -23,7 +25,9 @@ class SimulatedWorkers(Sampler):
     Args:
         examples: N, a multiple of `workers * batch_size`: then no batch is short, and every example weighs the same.
         batch_size: examples of one worker in a step.
-        rule_options: the rule's own, such as `passes` of `herd`.
+        refresh: as the sampler's; and with 1 sketches are taken for rules that need none, too, for those who judge
+            their orders.
+        rule_options: the rule's own, such as `sweeps` of `herd`.
     """
 
     def __init__(
@@ -43,25 +47,41 @@ class SimulatedWorkers(Sampler):
             raise ValueError(
                 f"{examples} examples cannot be cut into full steps of {workers} workers with {batch_size} each"
             )
-        self.workers = workers
-        self.own_shards = shards == "local"
-        self.worker_batch = batch_size
-        self.rule_options = rule_options or {}
         super().__init__(examples, batch_size=workers * batch_size, order=order, dim=dim, refresh=refresh, seed=seed)
+        setup, links = self.session.setup, self.session.links
+        self.session = SimulatedSession(setup, links, workers if shards == "local" else 1, rule_options or {})
 
-    def _make_turnover(self) -> Turnover:
-        shard = self.examples // self.workers
+
+class SimulatedSession(Session):
+    """A session whose order is that of as many shards; its `batch_size` is that of all of them together."""
+
+    def __init__(self, setup: Setup, links: Links, shards: int, rule_options: dict[str, Any]) -> None:
+        super().__init__(setup, links)
+        self._shards, self._rule_options = shards, rule_options
+        self._plan()
+
+    def connect(self, source: SketchSource) -> None:
+        super().connect(source)
+        self._plan()  # only the source knows how many numbers a sketch has
+
+    @property
+    def takes_sketches(self) -> bool:
+        return self.setup.refresh == 1 or super().takes_sketches
+
+    def _plan(self) -> None:
+        setup, shards = self.setup, self._shards
+        batch_size = setup.batch_size // shards
         rule = make_rule(
-            str(self._order),
-            self.examples,
+            str(setup.order),
+            setup.examples,
             self.dim,
-            seed=self.seed,
-            batch_size=self.worker_batch if self.own_shards else self.batch_size,
-            shard_sizes=[shard] * self.workers if self.own_shards else None,
-            **self.rule_options,
+            seed=setup.seed,
+            batch_size=batch_size,
+            shard_sizes=[setup.examples // shards] * shards,
+            **self._rule_options,
         )
-        layout = SideBySide(self.workers, batch_size=self.worker_batch) if self.own_shards else Layout()
-        return Turnover(rule, layout)
+        self.planner = LocalPlanner(rule, SideBySide(shards, batch_size=batch_size))
+        self.indices = self.planner.indices
 
 
 class SideBySide(Layout):

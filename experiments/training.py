@@ -82,7 +82,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
     own = place.own(run, examples.train)
     sampler = place.sampler(run, len(examples))
     handle = _attach(run, task, called, sampler)
-    recorder = BoundRecorder(sampler) if run.bounds else None
+    recorder = BoundRecorder(handle) if handle is not None and run.bounds else None
     optimizer, scheduler = _optimizer(run, model)
     place.prepare(run, model, optimizer)
     _compile_rule(run, sampler)
@@ -97,7 +97,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
             started = time.perf_counter()
             batch_loss = _epoch(run, task, called, batches(sampler, own, place.step(run)), optimizer)
             if handle is not None:
-                handle.collect()  # what the last step left; its way to the host is over before the next epoch asks
+                handle.session.drain()  # the last step's; on the host before the next epoch asks
             if scheduler is not None:
                 scheduler.step()
             _wait(device)
@@ -105,9 +105,9 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
         started = time.perf_counter()
         record: Record = {"kind": "epoch", "epoch": epoch, **_evaluate(run, task, model, examples, least)}
         if epoch and handle is not None:
-            record["order"] = handle.metrics()
+            diversity = handle.diversity()
+            record["order"] = handle.metrics() | (diversity.as_numbers() if diversity is not None else {})
             if recorder is not None:
-                handle.collect(wait=True)  # the last batches may still wait for a full parcel
                 record["relative_bound"] = recorder.relative_bound()
         record |= place.measure(run, task, model, examples)
         _wait(device)
@@ -124,7 +124,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
 
 
 def refresh_of(run: Run) -> int:
-    """The sampler's `refresh`; bounds of orders that need no sketches are taken in every epoch."""
+    """The sampler's `refresh`; the bounds of others than `herd` are taken in every epoch."""
     return 1 if run.bounds and run.rule != "herd" else run.refresh or REFRESH
 
 
@@ -221,7 +221,7 @@ def _evaluate(run: Run, task: Task, model: nn.Module, examples: Examples, least:
 
 
 def _attach(run: Run, task: Task, model: nn.Module, sampler: Sampler) -> Handle | None:
-    if not (sampler.rule.needs_vectors or run.bounds):
+    if not (sampler.session.rule.needs_vectors or run.bounds):
         return None  # nobody reads sketches: a baseline pays for none
     ours = run.rule == "herd"
     exact = run.exact if run.exact is not None else task.published_exact and not ours
@@ -247,7 +247,7 @@ def _optimizer(run: Run, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
 
 def _compile_rule(run: Run, sampler: Sampler) -> None:
     """Have the rule's loops compiled, on a few numbers, before any clock runs."""
-    if not sampler.rule.needs_vectors:
+    if not sampler.session.rule.needs_vectors:
         return
     workers = run.workers if run.shards == "local" else 1
     tiny = make_rule(run.rule, 4 * workers, 4, shard_sizes=[4] * workers if workers > 1 else None)

@@ -44,7 +44,7 @@ def coordination(
         return
     typer.echo(
         f"{examples:,} examples, sketches of {dim}, {parameters:,} parameters, steps of {step_ms:g} ms with {batch} "
-        f"examples a worker, {shards} shards, {result['cores']} cores"
+        f"examples per worker, {shards} shards, {result['cores']} cores"
     )
     for row in result["workers"]:
         typer.echo(_lines(row))
@@ -54,15 +54,15 @@ def _lines(row: dict[str, Any]) -> str:
     ours, alike, published = row["heeler"], row["all_ranks_alike"], row["published_cd_grab"]
     return (
         f"{row['workers']} workers, an epoch of {row['epoch_seconds']:.1f} s:\n"
-        f"  Heeler: {ours['bytes_per_example']:,.0f} bytes an example, {ours['bytes_per_worker'] / 1e6:,.2f} MB a "
+        f"  Heeler: {ours['bytes_per_example']:,.0f} bytes per example, {ours['bytes_per_worker'] / 1e6:,.2f} MB per "
         f"worker; exchange {ours['exchange_seconds']:.2f} s + solve {ours['solve_seconds']:.2f} s "
         f"({ours['exchange_and_solve_share']:.1%} of the epoch); training waits {ours['wait_seconds']:.3f} s "
         f"({ours['wait_share']:.2%}), after the first epoch {ours['first_wait_seconds']:.2f} s "
         f"({ours['first_wait_share']:.1%})\n"
-        f"  all ranks alike: {alike['bytes_per_example']:,.0f} bytes an example, "
-        f"{alike['bytes_per_worker'] / 1e6:,.2f} MB a worker; exchange {alike['exchange_seconds']:.2f} s + solve "
+        f"  all ranks alike: {alike['bytes_per_example']:,.0f} bytes per example, "
+        f"{alike['bytes_per_worker'] / 1e6:,.2f} MB per worker; exchange {alike['exchange_seconds']:.2f} s + solve "
         f"{alike['solve_seconds']:.2f} s ({alike['exchange_and_solve_share']:.1%})\n"
-        f"  published CD-GraB: {published['bytes_per_example']:,.0f} bytes an example "
-        f"({row['times_fewer_bytes']:,.0f}×), {published['bytes_per_worker'] / 1e6:,.0f} MB a worker; exchange "
+        f"  published CD-GraB: {published['bytes_per_example']:,.0f} bytes per example "
+        f"({row['times_fewer_bytes']:,.0f}×), {published['bytes_per_worker'] / 1e6:,.0f} MB per worker; exchange "
         f"{published['exchange_seconds']:.1f} s ({published['exchange_share']:.0%}); {published['note']}"
     )

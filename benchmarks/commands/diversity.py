@@ -39,7 +39,7 @@ def diversity(
         )
     for one in costs:
         typer.echo(
-            f"{one['model']} batch {one['batch']}: step {one['step_ms']:.2f} ms; the table once an epoch "
-            f"{one['table_us']:.1f} µs a step, {one['table_share']:.2%}; streaming {one['stream_us']:.1f} µs, "
+            f"{one['model']} batch {one['batch']}: step {one['step_ms']:.2f} ms; the table once per epoch "
+            f"{one['table_us']:.1f} µs per step, {one['table_share']:.2%}; streaming {one['stream_us']:.1f} µs, "
             f"{one['stream_share']:.2%}"
         )

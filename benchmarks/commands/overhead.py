@@ -15,7 +15,7 @@ def overhead(
     size: Annotated[
         str, typer.Option(help="mlp: widths such as 784-512-10; resnet: width; gpt: 124m, 2048 or small.")
     ] = "",
-    batch: Annotated[int, typer.Option(min=1, help="Examples a step.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 128,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     compiled: Annotated[bool, typer.Option("--compile", help="Compile both models.")] = False,
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help='Compile with mode="reduce-overhead".')] = False,

@@ -1,4 +1,4 @@
-"""`python -m benchmarks solver`: a balance pass and a solve against the floor of reading the table once."""
+"""`python -m benchmarks solver`: a balance sweep and a solve against the floor of reading the table once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def solver(
     examples: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 1_000_000,
     dim: Annotated[int, typer.Option(min=1, help="Numbers in a row.")] = 256,
     dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
-    passes: Annotated[int, typer.Option(min=1, help="Passes in the solve.")] = 10,
+    sweeps: Annotated[int, typer.Option(min=1, help="Sweeps in the solve, at most.")] = 10,
     repeats: Annotated[int, typer.Option(min=1, help="Runs that the medians are taken over.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Of the table and its order.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Time one balance pass and one solve against reading the rows once in the same order and adding them up."""
+    """Time one balance sweep and one solve against reading the rows once in the same order and adding them up."""
     try:
-        result = bench_solver(examples=examples, dim=dim, dtype=dtype, passes=passes, repeats=repeats, seed=seed)
+        result = bench_solver(examples=examples, dim=dim, dtype=dtype, sweeps=sweeps, repeats=repeats, seed=seed)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:
@@ -35,8 +35,8 @@ def solver(
         table.add_column(column, justify="right" if column else "left")
     floor = result["gather_sum_seconds"]
     table.add_row("floor: read and add up", f"{floor:.3f}", "1")
-    table.add_row("one balance pass", f"{result['pass_seconds']:.3f}", f"{result['ratio']:.2f}")
-    walked = f"one solve, {result['solve_passes']} passes"
+    table.add_row("one balance sweep", f"{result['pass_seconds']:.3f}", f"{result['ratio']:.2f}")
+    walked = f"one solve, {result['solve_passes']} sweeps"
     table.add_row(walked, f"{result['solve_seconds']:.3f}", f"{result['solve_ratio']:.1f}")
     Console().print(table)
     Console().print(f"peak memory: {result['peak_memory_ratio']:.2f} × the table")

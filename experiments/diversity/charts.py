@@ -30,7 +30,7 @@ def colour_of(one: Saturation, lines: Sequence[Saturation]) -> str:
 
 
 def draw(found: Sequence[Saturation], target: Path | BinaryIO) -> None:
-    """A row a task: the plain task's work by batch and its speed-up; the work of all variants; their bounds. PNG."""
+    """A row per task: the plain task's work by batch and its speed-up; the work of all variants; their bounds. PNG."""
     plt = charts.pyplot()
     tasks = {one.task: [other for other in found if other.task == one.task] for one in found}
     columns = 4 if any(len(lines) > 1 for lines in tasks.values()) else 3

@@ -18,6 +18,8 @@ from experiments.setup import Run
 from experiments.tasks import Examples, Task
 from experiments.training import OneProcess
 from heeler.diversity import add_langevin_noise, quantize
+from heeler.herding.rules import Random
+from heeler.herding.validate import IntArray
 from heeler.ordering import Sampler
 from heeler.sketch import Sketcher
 
@@ -34,7 +36,8 @@ class DiversityPlace(OneProcess):
 
     def sampler(self, run: Run, examples: int) -> Sampler:
         if run.options.get("replacement"):
-            self._sampler = WithReplacement(examples, batch_size=run.step, order="random", seed=run.seed)
+            draws = WithReplacement(examples, run.seed)
+            self._sampler = Sampler(examples, batch_size=run.step, order=draws, seed=run.seed)
         else:
             self._sampler = super().sampler(run, examples)
         return self._sampler
@@ -59,8 +62,8 @@ class DiversityPlace(OneProcess):
         if not run.options.get("replacement"):  # the bound is of all examples, not of those that were drawn
             order = torch.from_numpy(self._sampler.indices.copy()).to(walked[0].device)
             walked = tuple(t[order] for t in walked)
-        handle = self._sampler.collector
-        with handle.paused() if handle is not None else nullcontext():
+        session = self._sampler.session
+        with session.paused() if session.is_attached else nullcontext():
             own = self._found(run, task, self._called, walked, run.options.get("mechanism", "none"))
             if run.options["measure"] == "own":
                 return {"diversity": own}
@@ -79,16 +82,21 @@ class DiversityPlace(OneProcess):
         return measure(example_gradients(called, task, walked, run.step), run.step, changed)
 
 
-class WithReplacement(Sampler):
+class WithReplacement(Random):
     """As many draws as there are examples, each from all of them."""
 
-    _epochs_drawn = 0
+    def __init__(self, examples: int, seed: int) -> None:
+        self._seed = seed
+        super().__init__(examples, seed=seed)
 
-    def _take_indices(self) -> None:
-        super()._take_indices()
-        rng = np.random.default_rng([self.seed, self._epochs_drawn])
-        self._epochs_drawn += 1
-        self.indices = rng.integers(self.examples, size=self.examples)
+    def _first_order(self) -> IntArray:
+        return self._draws(0)
+
+    def _close(self) -> IntArray:
+        return self._draws(self.epoch + 1)
+
+    def _draws(self, epoch: int) -> IntArray:
+        return np.random.default_rng([self._seed, epoch]).integers(self.examples, size=self.examples)
 
 
 def with_dropout(model: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Diversity at one weight vector, exactly: from every example's whole gradient."""
+"""Diversity at one weight vector, exactly: from every example's full gradient."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def example_gradients(model: nn.Module, task: Task, tensors: tuple[Tensor, ...], batch: int = 1) -> Iterator[Tensor]:
-    """(b, d) whole gradients of the examples in their order, whole batches at a time, in the model's training mode."""
+    """(b, d) full gradients of the examples in their order, whole batches at a time, in the model's training mode."""
     mode, held = model.training, [p.grad for p in model.parameters()]
     model.train()
     sketcher = Sketcher(model, exact=True, layers="all", reduction="sum")

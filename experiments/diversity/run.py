@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns how many sweeps did not end."""
     parser = argparse.ArgumentParser(prog="python -m experiments.diversity.run")
     parser.add_argument("--plan", type=Path, required=True, help="JSON: a list of sweeps")
-    parser.add_argument("--out", type=Path, required=True, help="folder for one JSON-lines file a run, by task")
+    parser.add_argument("--out", type=Path, required=True, help="folder for one JSON-lines file per run, by task")
     parser.add_argument("--data", type=Path, help="data folder; else HEELER_DATA")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after this long; finished runs are kept")
     given = parser.parse_args(arguments)

@@ -14,7 +14,7 @@ from experiments.setup import Run
 
 @dataclass
 class Examples:
-    """Training and test examples, on the device that trains: tensors with one row an example, inputs before target."""
+    """Training and test examples, on the device that trains: tensors with one row per example, inputs before target."""
 
     train: tuple[Tensor, ...]
     test: tuple[Tensor, ...]
