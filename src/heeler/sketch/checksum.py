@@ -6,8 +6,8 @@ forward of its own, a weight used without its layer, a hook that changes outputs
 model's forward, compiled code without taps): such a layer is left out, and said. The gradient is seen as it enters
 `.grad`, before data parallelism averages it.
 
-A penalty on the weights themselves (λ‖w‖², λ‖w‖₁) is allowed for: it is the same for every example, so it has no part in
-an order.
+A penalty on the weights themselves (λ‖w‖², λ‖w‖₁) is allowed for: it is the same for every example, so it has no part
+in an order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 REDUCED = 6e-2
-"""Of half precision, and of float32 on a GPU, which may multiply in TF32 or under autocast: a share of the parts' norm."""
+"""Of half precision, and of a GPU, which may multiply in TF32 or under autocast: a share of the parts' norm."""
 
 _task_id = torch._C._current_graph_task_id
 _at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
@@ -41,7 +41,7 @@ class Checksum:
     def __init__(
         self, layers: list[TappedLayer], exact: bool, settled: Callable[[dict[Pass, Tensor | None], list[str]], None]
     ) -> None:
-        self._groups = [group for group in tied_groups([la for la in layers if not la.broken])]
+        self._groups = tied_groups([layer for layer in layers if not layer.broken])
         self._group_of = {id(layer): number for number, group in enumerate(self._groups) for layer in group}
         self._exact, self._settled = exact, settled
         self._tasks: dict[int, _Task] = {}

@@ -177,24 +177,34 @@ def _rebuilt(tree: Any, items: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put random numbers, buffers and modes back; norms use their running statistics meanwhile, which mix nothing."""
+def left_as_it_was(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Put random numbers, buffers and modes back; norms use their running statistics meanwhile, which mix nothing.
+
+    Yields what sets the random numbers to where they are now: the same dropout in every run.
+    """
     norms = [m for m in model.modules() if getattr(m, "track_running_stats", False) and m.training]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices), torch.no_grad():
-        state = torch.random.get_rng_state()
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    python, numpy, host = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
+    on_devices = [torch.cuda.get_rng_state(device) for device in devices]
+
+    def rewind() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        torch.random.set_rng_state(host)
+        for device, state in zip(devices, on_devices, strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    for norm in norms:
+        norm.training = False
+    try:
+        with torch.no_grad():
+            yield rewind
+    finally:
+        rewind()
         for norm in norms:
-            norm.training = False
-        try:
-            yield
-        finally:
-            torch.random.set_rng_state(state)
-            random.setstate(python)
-            np.random.set_state(numpy)
-            for norm in norms:
-                norm.training = True
+            norm.training = True
+        with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
 
@@ -208,22 +218,19 @@ def test_layers(
     batch_dim: int,
     begin: Callable[[DyeTest | None], None],
 ) -> None:
-    """Run the test on the batch that is about to be trained on. If the model cannot run so, layouts stay unknown."""
-    batch = found.shape[batch_dim]
-    test = DyeTest(layers, batch, batch_dim)
-    seeds = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    """Run the test on the batch that is about to be trained on. If the model cannot run so, layouts stay unknown.
 
-    def forward(*own_args: Any, **own_kwargs: Any) -> None:
-        random.setstate(seeds[0])  # the same dropout in every run
-        np.random.set_state(seeds[1])
-        torch.random.set_rng_state(seeds[2])
-        for device in {p.device for p in model.parameters() if p.device.type == "cuda"}:
-            torch.cuda.manual_seed(0)
-        model(*own_args, **own_kwargs)
-
+    begin: told of the test before its first forward, and of None after its last.
+    """
+    test = DyeTest(layers, found.shape[batch_dim], batch_dim)
     begin(test)
     try:
-        with left_as_it_was(model):
+        with left_as_it_was(model) as rewind:
+
+            def forward(*own_args: Any, **own_kwargs: Any) -> None:
+                rewind()
+                model(*own_args, **own_kwargs)
+
             test.run(forward, args, kwargs, found)
     except Exception as error:
         logging.getLogger("heeler").info("the dye test could not run (%r): rows are split by shape alone", error)

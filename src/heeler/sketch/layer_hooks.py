@@ -69,17 +69,12 @@ class LayerHook(ModelHook):
         if source is None or slot.stream != current_stream(output.device):
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         node, number, shape = source
-        plain = layer.layout is None or layer.layout == BATCH_FIRST
-        if (
-            slot.autocast is None
-            and self.matrix is not None
-            and plain
-            and args
-            and _is_flat(args[0], slot.examples.batch)
-        ):
-            matrix, kept = self.matrix, _project(layer, self.matrix, args[0])  # type: ignore[arg-type]
+        known = slot.autocast is None and layer.layout in (None, BATCH_FIRST)
+        matrix = self.matrix if known and args and _is_flat(args[0], slot.examples.batch) else None
+        if matrix is not None:
+            kept = _project(layer, matrix, args[0])
         else:
-            matrix, kept = None, _keep(layer, slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
+            kept = _keep(layer, slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         if kept is not None:
             node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape))
         elif layer.broken:
