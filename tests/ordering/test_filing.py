@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 import heeler
-from tests.ordering.loops import attached, backward, check_filed, filed, problem
+from tests.ordering.loops import attached, backward, check_filed, filed, problem, true_gradients
 
 LOADERS = {
     "plain": {},
@@ -209,14 +209,35 @@ def test_skipped_batches_without_a_word_lose_sketches_but_misfile_none(
             backward(model, batch)
         next(iter(loader))  # the next epoch begins: the last one is looked through
     check_filed(handle, dataset, model, all_of_them=False)
+    assert filed(handle)[1].sum() == 7 * 8  # the others are known by their inputs
+    assert any("88% of the examples" in record.message for record in caplog.records)
+
+
+def test_skipped_batches_that_cannot_be_known_again_lose_sketches(caplog: pytest.LogCaptureFixture) -> None:
+    dataset, model, _, handle, loader = attached()
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for step, (inputs, targets) in enumerate(loader):
+            if step != 4:
+                backward(model, [inputs * 1.0000001 + 1e-9, targets])  # no longer the loader's rows
+        next(iter(loader))
+    check_filed(handle, dataset, model, all_of_them=False)
     assert filed(handle)[1].sum() == 4 * 8
-    assert any("handle.skip()" in record.message for record in caplog.records)
+    assert any("handle.examples(" in record.message for record in caplog.records)
+
+
+def test_a_batch_laid_end_to_end_twice_is_the_sum_of_both() -> None:
+    dataset, model, _, handle, loader = attached(examples=32)
+    for inputs, targets in loader:
+        backward(model, [inputs.repeat(2, 1), targets.repeat(2, 1)])
+    rows, seen = filed(handle)
+    assert seen.all()
+    np.testing.assert_allclose(rows / 2, true_gradients(dataset, model), rtol=2e-3, atol=2e-3)
 
 
 def test_a_pass_over_more_rows_than_the_batch_has() -> None:
     _, model, _, handle, loader = attached(examples=32)
     for inputs, targets in loader:
-        backward(model, [inputs.repeat(2, 1), targets.repeat(2, 1)])
+        backward(model, [2 * inputs.repeat(2, 1), targets.repeat(2, 1)])
     assert not filed(handle)[1].any()
     assert handle.ignored_passes == len(loader)
 
@@ -228,7 +249,7 @@ def test_rows_masked_out_before_the_model_saw_them_lose_sketches_but_misfile_non
         backward(model, [inputs[keep], targets[keep]])
     next(iter(loader))
     check_filed(handle, dataset, model, all_of_them=False)
-    assert filed(handle)[1].sum() == 2 * 8
+    assert filed(handle)[1].sum() == 64 - 3
 
 
 def test_out_of_order_loaders_are_refused() -> None:

@@ -1,47 +1,77 @@
-"""Which examples was that backward pass about? Counted, never guessed.
+"""How far an epoch has come, and which examples its batches held.
 
 A loader runs ahead of training: it draws indices, hands batches out, and the loop trains on them, in that order. So an
-epoch has three cursors, `trained <= handed_out <= drawn`, all counted in examples from the epoch's start. The batch a
-backward pass was about is the oldest one that was handed out and not yet trained on.
+epoch has three cursors, `trained <= handed_out <= drawn`, all counted in examples from the epoch's start. Which
+examples a pass was about is told by its inputs where they can be known again (`matching`), and else by counting: the
+batch is the oldest one that was handed out and not yet claimed.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from heeler.herding.validate import IntArray
-from heeler.ordering.loader_probe import LoaderProbe, find_loader
+from heeler.ordering.loader_probe import LoaderProbe, collate_verdict, find_loader
+from heeler.ordering.matching import HandedOut
 
 CHUNK = 1 << 14  # indices turned into Python integers at a time: no list as long as the dataset is ever built
+RECENT = 4
+"""Batches whose tensors are kept to be known again, besides those that were handed out and not yet trained on."""
+AHEAD = 256
+"""And of these at most so many: the oldest."""
+
+Ids = Callable[[Any], Any]
 
 
 class Cursors:
-    """How far one epoch of `length` examples has come that begins at `start` (0, unless resumed)."""
+    """One epoch over `indices`, (length,), that begins at `start` (0, unless resumed).
 
-    def __init__(self, length: int, batch_size: int, start: int = 0) -> None:
-        self.length = length
-        self.start = start
+    ids: tells the numbers of a batch's examples from the batch, where the user knows better.
+    """
+
+    def __init__(self, indices: IntArray, batch_size: int, start: int = 0, ids: Ids | None = None) -> None:
+        self.indices, self.length, self.start = indices, len(indices), start
         self.trained = start
+        self.observed = False
+        """Whether any forward was seen in this epoch."""
+        self.recent: deque[HandedOut] = deque()
+        """The batches that a pass may be about, oldest first."""
+        self.batches = 0
+        """How many were handed out."""
+        self.uncertain: list[str] = []
+        """Why some batches' examples are not known, once per cause."""
+        self.claimed = start
         self.doubtful: list[slice] = []
+        self.sequence = indices
+        """(length,) the examples in the order in which they are handed out, as far as that is known."""
+        self.rebatched = False
+        """The loader's batch sampler takes them in another order than it draws them."""
+        self._given = start
+        self._ids = ids
         self._batch_size = batch_size
         self._chunk_end = start
         self._chunk: Iterator[int] = iter(())
         self._loader: LoaderProbe | None = None
+        self._verdict = "keeps"
         self._exhausted = False
-        self._last = length - batch_size + 1  # where the loader is not known, it may drop an incomplete last batch
+        self._last = self.length - batch_size + 1  # where the loader is not known, it may drop an incomplete last batch
 
-    def draw(self, indices: IntArray) -> Iterator[Iterator[int]]:
-        """Yield `indices[start:]`, (length,), as Python integers, in iterators over a stretch each."""
-        self._loader = find_loader()
+    def draw(self) -> Iterator[Iterator[int]]:
+        """Yield `indices[start:]` as Python integers, in iterators over a stretch each."""
+        self._loader = find_loader(self._hand_out)
         if self._loader is not None:
-            self._batch_size = self._loader.batch_size
+            if self._ids is None:
+                self._verdict = collate_verdict(self.indices[self.start : self.start + self._batch_size].tolist())
+            self._batch_size = self._loader.batch_size or self._batch_size
             dropped = (self.length - self.start) % self._batch_size if self._loader.drops_last else 0
             self._last = self.length - dropped
         for begin in range(self.start, self.length, CHUNK):
-            chunk = indices[begin : begin + CHUNK].tolist()
+            chunk = self.indices[begin : begin + CHUNK].tolist()
             self._chunk, self._chunk_end = iter(chunk), begin + len(chunk)
             yield self._chunk
         self._exhausted = True
@@ -56,30 +86,109 @@ class Cursors:
         """How many examples the loop has been given: the loader's own count, or what was drawn where it has none."""
         if self._loader is None:
             return self.drawn
+        if self.batches:
+            return self._given
         return min(self.start + self._loader.handed_out * self._batch_size, self.drawn)
+
+    @property
+    def sees_batches(self) -> bool:
+        """Whether the loader's batches are seen as they are handed out."""
+        return self._loader is not None and self.batches > 0
+
+    def _hand_out(self, numbers: list[int] | None, data: Any) -> None:
+        """The loader gives the loop a batch."""
+        start = self._given
+        expected = self.indices[start : start + (self._batch_size if numbers is None else len(numbers))]
+        # The first batch's numbers may have passed us by: they were the first drawn, unless more were.
+        indices: IntArray | None = expected if numbers is None and not self.rebatched else None
+        if numbers is not None:
+            indices = np.asarray(numbers, np.int64)
+            if not np.array_equal(indices, expected):
+                self._rebatch()
+                self.sequence[start : start + len(indices)] = indices
+        size = len(expected) if indices is None else len(indices)
+        self._given = min(start + size, self.length)
+        if self._ids is not None:
+            indices = self._named(data)
+            size = size if indices is None else len(indices)
+        elif self._verdict == "reorders":
+            indices = None
+            self._note(
+                "the loader's collate function puts the examples of a batch into another order than the sampler's"
+            )
+        batch = HandedOut(indices, data, start, size)
+        if indices is not None and self._ids is None and not batch.tensors and HandedOut.lengths(data):
+            batch.indices = None
+            self._note(
+                f"the loader's collate function returned another number of rows than the {size} examples of a batch"
+            )
+        while len(self.recent) >= RECENT and self.recent[0].start + self.recent[0].size <= self.trained:
+            self.recent.popleft()
+        if len(self.recent) < AHEAD:
+            self.recent.append(batch)
+        self.batches += 1
+
+    def likely(self) -> list[HandedOut]:
+        """The batches that a pass may be about, the next in turn first."""
+        return sorted(self.recent, key=lambda batch: abs(batch.start - self.trained))
+
+    def _rebatch(self) -> None:
+        if not self.rebatched:
+            self.rebatched, self.sequence = True, self.sequence.copy()
+            self.sequence[: self._given] = -1  # what was taken to be in these batches was not
+
+    def _named(self, data: Any) -> IntArray | None:
+        assert self._ids is not None
+        try:
+            found = np.asarray(self._ids(data)).astype(np.int64).reshape(-1)
+        except Exception as error:
+            self._note(f"ids= failed on a batch ({error!r})")
+            return None
+        if not found.size or found.min() < 0:
+            self._note("ids= gave no numbers of examples for a batch")
+            return None
+        return found
+
+    def _note(self, why: str) -> None:
+        if why not in self.uncertain:
+            self.uncertain.append(why)
+
+    # Counting, where inputs cannot be known again
 
     def claim(self, rows: int, handed_out: int) -> slice | None:
         """The positions that a pass over `rows` examples was about; None if the count does not fit.
 
-        `handed_out` is as it stood when the pass ended. If the pass covers all that is outstanding there is one answer.
-        If it covers less (a part of a batch, a loader or trainer that looks ahead, a batch that the loop skipped, rows
-        that were masked out), the oldest examples are taken and remembered as doubtful until the loop has caught up.
+        `handed_out` is as it stood when its forward began. If the pass covers all that is outstanding there is one
+        answer. If it covers less (a part of a batch, a loader or trainer that looks ahead, a batch that the loop
+        skipped, rows that were masked out), the oldest examples are taken and remembered as doubtful until the loop
+        has caught up.
         """
-        outstanding = handed_out - self.trained
+        outstanding = handed_out - self.claimed
         if rows <= 0 or rows > outstanding:
-            self.trained = handed_out  # whatever the pass was about, these examples were not trained on as they came
+            self.claimed = max(
+                handed_out, self.claimed
+            )  # whatever it was about, these were not trained on as they came
             return None
-        claimed = slice(self.trained, self.trained + rows)
-        self.trained = claimed.stop
+        claimed = slice(self.claimed, self.claimed + rows)
+        self.claimed = claimed.stop
         if outstanding == rows:
             self.doubtful.clear()
         else:
             self.doubtful.append(claimed)
         return claimed
 
-    def count(self, rows: int) -> None:
-        """A pass over `rows` examples has begun that nobody sketches: only how far the loop has come matters."""
-        self.trained = min(self.trained + rows, self.handed_out)
+    def advance(self, rows: int, handed_out: int) -> None:
+        """A pass over `rows` examples is behind us: how far the loop has come."""
+        self.observed = True
+        self.trained = max(self.trained, min(self.trained + rows, handed_out))
+
+    def reach(self, examples: IntArray) -> None:
+        """These examples are trained on: if they are of a recent batch, the loop has come to its end."""
+        self.observed = True
+        for batch in self.recent:
+            if batch.indices is not None and examples.size and np.isin(examples[-1], batch.indices):
+                end = batch.start + int(np.flatnonzero(batch.indices == examples[-1])[0]) + 1
+                self.trained = max(self.trained, min(end, self.length))
 
     def skip(self, rows: int | None = None) -> None:
         """Count `rows` examples (by default all that are outstanding) as done without a pass over them."""
@@ -87,13 +196,14 @@ class Cursors:
         if rows is not None and not 0 <= rows <= outstanding:
             raise ValueError(f"cannot skip {rows} examples: {outstanding} were handed out and not trained on")
         self.trained += outstanding if rows is None else rows
-        if self.trained == self.handed_out:
+        self.claimed = max(self.claimed, self.trained)
+        if self.claimed >= self.handed_out:
             self.doubtful.clear()
 
-    def expects(self, examples: IntArray, indices: IntArray) -> bool:
+    def expects(self, examples: IntArray) -> bool:
         """Whether `examples` are the oldest that were handed out and not trained on."""
         after = self.trained + len(examples)
-        return after <= self.handed_out and np.array_equal(indices[self.trained : after], examples)
+        return after <= self.handed_out and np.array_equal(self.indices[self.trained : after], examples)
 
     @property
     def over(self) -> bool:
@@ -108,7 +218,9 @@ class Cursors:
     def misfiled(self) -> list[slice]:
         """At the epoch's end: the doubtful claims, if something was handed out that no pass was about.
 
-        Where the loader is not known, a last batch that was drawn and dropped proves nothing.
+        Where the loader is not known, a last batch that was drawn and dropped proves nothing, unless a pass before it
+        had fewer rows than a batch.
         """
-        dropped = self._batch_size - 1 if self._loader is None else 0
-        return self.doubtful if self._exhausted and self.handed_out - self.trained > dropped else []
+        odd = any((part.stop - part.start) % self._batch_size for part in self.doubtful[:-1])
+        dropped = self._batch_size - 1 if self._loader is None and not odd else 0
+        return self.doubtful if self._exhausted and self.handed_out - self.claimed > dropped else []

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from heeler.diversity import Diversity, diversity_of, layouts_of, sentence
 from heeler.herding import SketchTable
+from heeler.ordering.cursors import Ids
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.session import Session
 from heeler.ordering.state import to_numpy, to_torch
@@ -33,6 +34,7 @@ def attach(
     batch_dim: int | Callable[[tuple[Any, ...], dict[str, Any]], int] = 0,
     scaler: Any = None,
     reduction: Literal["mean", "sum"] = "mean",
+    ids: Ids | None = None,
 ) -> Handle:
     """From now on backward passes of `model` tell `sampler` about the examples' gradients.
 
@@ -49,6 +51,8 @@ def attach(
             argument tells, a function `(args, kwargs) -> batch size`.
         scaler: the GradScaler in use, whose factor the sketches shall not carry.
         reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
+        ids: tells the numbers of a batch's examples, in the order of its rows, from the batch as the loader hands it
+            out: `lambda batch: batch["index"]`. Needed only where the collate function sorts or drops examples.
     """
     session = sampler.session
     session.check_attachable()
@@ -68,7 +72,7 @@ def attach(
         reduction=reduction,
     )
     try:
-        session.connect(sketcher)
+        session.connect(sketcher, ids)
     except BaseException:
         sketcher.detach()
         raise
@@ -94,7 +98,7 @@ class Handle:
 
     @property
     def ignored_passes(self) -> int:
-        """Backward passes whose number of examples did not fit what the loader had handed out."""
+        """Backward passes that were left out: not about a batch of the loader's, or that is not known."""
         return self.session.ignored_passes
 
     def detach(self) -> None:
@@ -105,7 +109,7 @@ class Handle:
     # Saying which examples a pass is about, where counting is not enough
 
     def examples(self, indices: ArrayLike | Tensor) -> AbstractContextManager[None]:
-        """Passes whose forward and backward run inside are about `indices`, (B,) in batch order.
+        """Passes whose forward and backward run inside are about `indices`, (B,) in batch order; several add up.
 
         with handle.examples(batch_indices):
             loss_fn(model(x), y).backward()
@@ -148,12 +152,12 @@ class Handle:
         with `weights_only=True`), or written by `heeler.save`.
         """
         state = {"session": self.session.state_dict(), "sketch": self._fingerprint()}
-        return dict(to_torch(state))
+        return dict(to_torch({**state, "left_out": self.sketcher.left_out}))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken; raises, and changes nothing, if the state does not fit."""
         state = to_numpy(state)
-        missing = {"session", "sketch"} - state.keys()
+        missing = {"session", "sketch", "left_out"} - state.keys()
         if missing:
             raise ValueError(f"this is no state of a Heeler handle: it lacks {', '.join(sorted(missing))}")
         saved, own = state["sketch"], self._fingerprint()
@@ -164,6 +168,7 @@ class Handle:
                     "different projections cannot be compared. Attach with the options the state was saved with."
                 )
         self.session.load_state_dict(state["session"])
+        self.sketcher.leave_out(state["left_out"])
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers for any logger; the herding bounds are there from the second epoch on."""
@@ -202,6 +207,6 @@ class Handle:
         return {
             "dim": self.sketcher.dim,
             "seed": self.sketcher.seed,
-            "parameters": ",".join(self.coverage.covered),
+            "parameters": ",".join(self.sketcher.chosen),
             "projections": "none" if self.sketcher.exact else f"version {projection.VERSION}",
         }

@@ -1,29 +1,43 @@
-"""The DataLoader that draws from the sampler: how many batches it has handed out, and whether it keeps their order.
+"""The DataLoader that draws from the sampler: which batches it hands out, and whether it keeps their order.
 
-A sampler is never told who draws from it, but only the loader knows how far the loop has come.
+A sampler is never told who draws from it, but only the loader knows what the loop is given. So its iterator is found on
+the call stack, and what it hands out is noted as it does.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import dataloader
+from torch.utils.data import DataLoader, dataloader, default_collate
+
+from heeler.ordering.collating import CollateTest, verdict_on
 
 DEPTH = 16
 """Frames to look through: sampler, batch sampler, wrappers of batch samplers, loader."""
 
+OnBatch = Callable[[list[int] | None, Any], None]
+
 
 class LoaderProbe:
-    """One iterator of a `DataLoader`, watched without keeping it alive."""
+    """One iterator of a `DataLoader`, watched without keeping it alive.
 
-    def __init__(self, iterator: Any, batch_size: int) -> None:
+    on_batch: told of every batch as it is handed out: the numbers that its batch sampler gave (None where they were not
+        seen), and the collated data.
+    """
+
+    def __init__(self, iterator: Any, batch_size: int | None, on_batch: OnBatch) -> None:
         self.batch_size = batch_size
         self.drops_last: bool = bool(getattr(iterator._index_sampler, "drop_last", False))
         self._iterator: weakref.ref[Any] = weakref.ref(iterator)
         self._before: int = iterator._num_yielded
         self._handed_out = 0
+        self._drawn: deque[list[int] | None] = deque()
+        if iterator._auto_collation:
+            self._watch(iterator, on_batch)
 
     @property
     def handed_out(self) -> int:
@@ -47,8 +61,36 @@ class LoaderProbe:
             or getattr(iterator, "_persistent_workers", False)
         )
 
+    def _watch(self, iterator: Any, on_batch: OnBatch) -> None:
+        """Have the iterator tell what it hands out. Nothing here may refer to it: it must die with its loop."""
+        fetcher = getattr(iterator, "_dataset_fetcher", None)
+        if fetcher is not None:  # one process: a batch is fetched when it is handed out
+            ref, fetch_of = weakref.ref(fetcher), type(fetcher).fetch
 
-def find_loader() -> LoaderProbe | None:
+            def fetch(indices: Any) -> Any:
+                data = fetch_of(ref(), indices)
+                on_batch(list(indices), data)
+                return data
+
+            fetcher.fetch = fetch
+            return
+        kind, own, drawn = type(iterator), self._iterator, self._drawn
+        drawn.append(None)  # the numbers of the batch that is being drawn now are on their way past us
+
+        def next_index() -> Any:
+            indices = kind._next_index(own())
+            drawn.append(list(indices))
+            return indices
+
+        def next_data() -> Any:
+            data = kind._next_data(own())
+            on_batch(drawn.popleft() if drawn else None, data)
+            return data
+
+        iterator._next_index, iterator._next_data = next_index, next_data
+
+
+def find_loader(on_batch: OnBatch) -> LoaderProbe | None:
     """The loader that draws from us right now, found on the call stack; None where there is none of known batches."""
     iterator = _enclosing_iterator()
     if iterator is None:
@@ -59,7 +101,34 @@ def find_loader() -> LoaderProbe | None:
             "tell which examples a gradient belongs to: use in_order=True (the default)"
         )
     size = getattr(iterator._index_sampler, "batch_size", None) if iterator._auto_collation else 1
-    return LoaderProbe(iterator, size) if isinstance(size, int) else None
+    return LoaderProbe(iterator, size if isinstance(size, int) else None, on_batch)
+
+
+def collate_verdict(indices: list[int]) -> str:
+    """What the loader that draws from us right now does to a batch's order: "keeps", "reorders", "drops" or "unknown".
+
+    The collate function is called twice on the same examples, in two orders, where the loader calls it too: here, or in
+    a worker process of its own, so that no file is opened here that worker processes would inherit.
+    """
+    iterator = _enclosing_iterator()
+    if iterator is None or not iterator._auto_collation or iterator._collate_fn is default_collate:
+        return "keeps"
+    try:
+        test = CollateTest(iterator._collate_fn)
+        if getattr(iterator, "_num_workers", 0) == 0:
+            return verdict_on(iterator._dataset, test, indices)
+        context = getattr(iterator, "_multiprocessing_context", None)
+        loader = DataLoader(
+            iterator._dataset,
+            batch_sampler=[indices],
+            num_workers=1,
+            collate_fn=test,
+            multiprocessing_context=context,
+            worker_init_fn=getattr(iterator, "_worker_init_fn", None),
+        )
+        return str(next(iter(loader)))
+    except Exception:  # what cannot be tried cannot be judged
+        return "unknown"
 
 
 def _enclosing_iterator() -> Any | None:

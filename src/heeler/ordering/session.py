@@ -1,12 +1,12 @@
 """The one owner of an epoch: its number, its order, how far the loop has come, and the sketches under way.
 
 `Sampler` and `Handle` are two views of it: one yields the order, the other joins a model. The model's `Sketcher` tells
-the session when a pass begins and ends (it is the sketcher's listener), and the session pulls what waits: `drain`.
+the session when a forward begins (it is the sketcher's listener) and gets a stamp for it; the session pulls what waits,
+sketches with their stamps: `drain`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
@@ -16,14 +16,13 @@ from torch import Tensor
 
 from heeler.herding import OrderingRule
 from heeler.herding.validate import IntArray
-from heeler.ordering.cursors import Cursors
+from heeler.notices import warn
+from heeler.ordering.cursors import Cursors, Ids
 from heeler.ordering.distributed.ranks import agree
+from heeler.ordering.filing import Filing, Stamp, sum_of
 from heeler.ordering.planner import Planner
 from heeler.ordering.refresh import is_due
 from heeler.ordering.setup import DIM, Links, Setup, make_planner
-from heeler.sketch.host_copy import HostCopy
-
-logger = logging.getLogger("heeler")
 
 ENOUGH = 0.9
 """The share of an epoch that must have been trained on for its sketches to last."""
@@ -38,8 +37,12 @@ class SketchSource(Protocol):
     enabled: bool
     sketching: bool
 
-    def pop_passes(self) -> list[Tensor]:
-        """The sketches of all passes finished since the last pop, (B_i, K) each, in forward order."""
+    @property
+    def weights_version(self) -> int:
+        """Changes with every step of an optimizer."""
+
+    def pop_passes(self) -> list[tuple[Any, Tensor]]:
+        """All passes finished since the last pop, in forward order: the stamp, and the sketches (B_i, K)."""
 
 
 class Session:
@@ -50,17 +53,17 @@ class Session:
         self.epoch = 0
         self.dim = setup.dim or setup.rule.dim or DIM
         """Numbers per sketch."""
-        self.ignored_passes = 0
-        """Backward passes whose number of examples did not fit what the loader had handed out."""
         self.planner: Planner = make_planner(setup, links, self.dim)
         self.indices: IntArray = self.planner.indices
         """This worker's indices in the current epoch."""
+        self.ids: Ids | None = None
+        """Tells the numbers of a batch's examples, where the user knows better than the loader."""
         self.cursors = self._cursors()
+        self.filing = Filing()
         self._sketches_began = 0
+        self._told = False
+        self._version = 0
         self._source: SketchSource | None = None
-        self._host_copy = HostCopy()
-        self._handed_out = 0
-        self._counting = True
         self._resumed: Literal["", "in the middle", "at the end"] = ""
         self._asked_epoch: int | None = None
 
@@ -100,13 +103,14 @@ class Session:
                 "or use order='random', or shards='local'"
             )
 
-    def connect(self, source: SketchSource) -> None:
+    def connect(self, source: SketchSource, ids: Ids | None = None) -> None:
         """Take sketches from `source` from now on, of as many numbers as it has."""
         if self.links.workers is not None:
             agree(self.links.workers, {"the numbers per sketch": source.dim})
         if self.rule.needs_vectors:
             self._adopt_dim(source.dim)
-        self._source = source
+        self._source, self.ids, self._version = source, ids, source.weights_version
+        self.cursors = self._cursors(self.cursors.start)
         source.sketching = self.takes_sketches
 
     def disconnect(self) -> None:
@@ -133,51 +137,47 @@ class Session:
 
     # What the sketcher tells: see `heeler.sketch.SketchListener`
 
-    def forward_begins(self) -> None:
-        """Passes are filed at the next forward, in the order of their forwards."""
+    def forward_begins(self, rows: int, inputs: Tensor | None) -> Stamp:
+        """Passes before this one are filed now; this one is filed as what it is about at this moment."""
         self.drain()
+        return self.filing.stamp(self.cursors, rows, inputs)
 
-    def backward_ended(self) -> None:
-        """Note how far the loader has come: it will have moved on when the pass is filed."""
-        self._handed_out = self.cursors.handed_out
-
-    def forward_counted(self, rows: int) -> None:
+    def forward_counted(self, rows: int, inputs: Tensor | None) -> None:
         """A forward that nobody sketches: how far the loop has come still matters."""
-        if self._counting:
-            self.cursors.count(rows)
+        if not self.filing.is_naming and not self.filing.is_foreign(self.cursors, inputs):
+            self.cursors.advance(rows, self.cursors.handed_out)
             self._start_early(sketched=False)
 
-    # Filing
+    def coverage_changed(self) -> None:
+        """Earlier sketches cannot be compared with those to come: forget them, and take new ones."""
+        self._deliver(wait=True)
+        self.planner.forget(np.arange(self.setup.examples, dtype=np.int64))
+        self._sketches_began = self.epoch
+
+    # Filing: see `heeler.ordering.filing`
 
     def drain(self, *, wait: bool = False) -> None:
         """File what the last backwards left; with `wait`, also what is still on its way from a device."""
-        for sketches in self._pop():
-            claimed = self.cursors.claim(len(sketches), self._handed_out)
-            if claimed is None:
-                self._ignore(len(sketches), "the loader has handed out no such batch that is not yet trained on")
-            else:
-                self._host_copy.send(self.indices[claimed], sketches)
+        for stamp, sketches in self._pop():
+            if stamp.named is None:
+                self.filing.advance(stamp)
+            self.filing.send(stamp, sketches)
         self._deliver(wait=wait)
         self._start_early(sketched=True)
 
     @contextmanager
     def naming(self, examples: IntArray) -> Iterator[None]:
-        """Passes whose forward and backward run inside are about `examples`, (B,) in batch order."""
+        """Passes whose forward and backward run inside are about `examples`, (B,) in batch order; they add up."""
         self.drain()
-        self._counting = False
-        try:
+        with self.filing.naming(examples):
             yield
-        finally:
-            self._counting = True
-        if self._source is not None and not self._source.sketching and self.cursors.expects(examples, self.indices):
+        popped = [(stamp, sketches) for stamp, sketches in self._pop() if self.filing.fits(stamp, sketches)]
+        if self.cursors.expects(examples) and (popped or (self._source is not None and not self._source.sketching)):
             self.cursors.skip(examples.size)
-        for sketches in self._pop():
-            if len(sketches) != examples.size:
-                self._ignore(len(sketches), f"{examples.size} examples were named")
-                continue
-            if self.cursors.expects(examples, self.indices):
-                self.cursors.skip(examples.size)
-            self._host_copy.send(examples, sketches)
+        elif popped:
+            self.cursors.reach(examples)
+        if popped:
+            self.filing.send(popped[0][0], sum_of([sketches for _, sketches in popped]))
         self._deliver()
 
     @contextmanager
@@ -196,11 +196,16 @@ class Session:
         self.drain()
         self.cursors.skip(examples)
 
-    def _pop(self) -> list[Tensor]:
+    @property
+    def ignored_passes(self) -> int:
+        """Backward passes that were about no batch of the loader's, or of which that is not known."""
+        return self.filing.ignored
+
+    def _pop(self) -> list[tuple[Stamp, Tensor]]:
         return self._source.pop_passes() if self._source is not None else []
 
     def _deliver(self, *, wait: bool = False) -> None:
-        for indices, vectors in self._host_copy.receive(wait=wait):
+        for indices, vectors in self.filing.receive(self.cursors, self.rule.keeps_table, wait=wait):
             self.planner.observe(indices, vectors)
 
     def _start_early(self, *, sketched: bool) -> None:
@@ -208,31 +213,26 @@ class Session:
             self._deliver(wait=True)
             self.planner.start()
 
-    def _ignore(self, rows: int, why: str) -> None:
-        self.ignored_passes += 1
-        if self.ignored_passes == 1:
-            logger.warning(
-                "a backward pass over %d examples was ignored: %s. If your loop runs several passes over a batch, or "
-                "passes that are not about the loader's examples, wrap the others in `with handle.paused():`, or name "
-                "the examples with `with handle.examples(indices):`. This is said once; handle.ignored_passes counts.",
-                rows,
-                why,
-            )
-
     # Epochs
 
     def draw(self) -> Iterator[int]:
         """The indices of an epoch: the next one if the current one was used."""
         self._begin_epoch()
-        for stretch in self.cursors.draw(self.indices):
+        for stretch in self.cursors.draw():
             yield from stretch
 
     def ask_for(self, epoch: int) -> None:
         """The next `draw` shall be of this epoch, if that lies ahead."""
         self._asked_epoch = epoch
 
-    def _begin_epoch(self) -> None:
+    def _settle(self) -> None:
+        """File all that can be filed."""
         self.drain(wait=True)
+        for indices, vectors in self.filing.settle():
+            self.planner.observe(indices, vectors)
+
+    def _begin_epoch(self) -> None:
+        self._settle()
         asked, self._asked_epoch = self._asked_epoch, None
         resumed, self._resumed = self._resumed, ""
         start = self.cursors.start
@@ -245,31 +245,53 @@ class Session:
             self._skip_to(asked)
             start = 0
         self.cursors = self._cursors(start)
+        self.filing.begin_epoch()
         if self._source is not None:
             self._source.sketching = self.takes_sketches
+            self._version = self._source.weights_version
 
     def _was_used(self) -> bool:
         """Whether the current order was trained on. One that was only looked at is given again."""
         drawn, start = self.cursors.drawn, self.cursors.start
         if not self.is_attached:  # nobody counts backward passes: what was drawn counts as used
             return drawn > start
+        self._catch_up()
         return self.cursors.trained > start or drawn == len(self.indices)
 
+    def _catch_up(self) -> None:
+        """Where nobody saw a forward and the weights have moved, all that was handed out was trained on."""
+        if not self.cursors.observed and self._source is not None and self._source.weights_version != self._version:
+            self.cursors.trained = max(self.cursors.trained, self.cursors.handed_out)
+
     def _close_epoch(self) -> None:
-        misfiled = self.cursors.misfiled()
-        if self.takes_sketches and self.cursors.trained < ENOUGH * len(self.indices):
+        misfiled = self.filing.misfiled(self.cursors)
+        self._tell()
+        if self.takes_sketches and min(self.cursors.trained, self._filed) < ENOUGH * len(self.indices):
             self._sketches_began += 1  # an epoch that was cut short has left examples without a sketch: one more
-        if misfiled:
+        if misfiled.size:
             self._sketches_began = self.epoch + 1  # start again
-            logger.warning(
-                "batches were handed out that no backward pass was about, so it is not certain which examples %d "
-                "passes of this epoch belong to: they are left out. Call handle.skip() where the loop skips a batch.",
-                len(misfiled),
-            )
-            self.planner.forget(np.concatenate([self.indices[part] for part in misfiled]))
+            self.planner.forget(misfiled)
         self.planner.next_order()
         self.indices = self.planner.indices
         self.epoch += 1
+
+    @property
+    def _filed(self) -> int:
+        """Examples of this epoch with a new sketch; what was before a resumed one's start counts as filed."""
+        return self.filing.filed + self.cursors.start
+
+    def _tell(self) -> None:
+        """After the first sketched epoch: say if it left few examples with a sketch."""
+        if self._told or not self.takes_sketches or not self.is_attached:
+            return
+        self._told = True
+        share = self._filed / max(1, len(self.indices))
+        if share < ENOUGH:
+            warn(
+                "only %.0f%% of the examples of an epoch have a sketch, so its order is largely random: %s",
+                100 * share,
+                self.filing.why(self.cursors),
+            )
 
     def _skip_to(self, epoch: int) -> None:
         if self.epoch < epoch <= self.epoch + FAST_FORWARD:
@@ -280,18 +302,19 @@ class Session:
         self._sketches_began = self.epoch  # whatever there is, it is not of the epochs before this one
 
     def _cursors(self, start: int = 0) -> Cursors:
-        return Cursors(len(self.indices), self.setup.batch_size, start)
+        return Cursors(self.indices, self.setup.batch_size, start, self.ids)
 
     # State and numbers
 
     def consolidate(self) -> None:
         """Bring what all workers have seen to the leader; every rank calls it."""
-        self.drain(wait=True)
+        self._settle()
         self.planner.consolidate()
 
     def state_dict(self) -> dict[str, Any]:
         """All state as a copy, arrays of NumPy."""
-        self.drain(wait=True)
+        self._settle()
+        self._catch_up()
         return {
             "epoch": self.epoch,
             "trained": self.cursors.trained,
@@ -308,7 +331,7 @@ class Session:
         if state["dim"] != self.dim:
             raise ValueError(f"the state holds sketches of {state['dim']} numbers, this sampler takes {self.dim}")
         self._pop()  # whatever was under way belongs to another run
-        self._deliver(wait=True)
+        self.filing = Filing()
         same_workers = self.planner.load_state_dict(state)
         self.indices = self.planner.indices
         self.epoch = state["epoch"]
@@ -326,7 +349,7 @@ class Session:
             return
         self._skip_to(state["epoch"])
         if self.rule.needs_vectors and state["epoch"] > 0:
-            logger.warning(
+            warn(
                 "resuming from the sampler's small state alone: this epoch's order is a new, random one. "
                 "Save handle.state_dict() too, and load it first, to go on in the same order."
             )

@@ -206,7 +206,7 @@ def _error(found: Tensor, expected: Tensor, square: Tensor, penalties: list[Tens
     """‖found − expected‖ as a share of what the parts and the gradient are large, up to a penalty on the weights."""
     residual = (expected - found).double()
     scale = torch.sqrt(square.double()) + expected.double().norm() + 1e-30
-    if penalties:
+    if penalties and torch.isfinite(residual).all():
         basis = torch.stack([p.double() for p in penalties], 1)
         solution = torch.linalg.lstsq(basis.cpu(), residual.cpu().unsqueeze(1)).solution
         explained = (basis @ solution.to(basis.device)).squeeze(1)
