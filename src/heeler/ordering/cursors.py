@@ -37,6 +37,8 @@ class Cursors:
     def __init__(self, indices: IntArray, batch_size: int, start: int = 0, ids: Ids | None = None) -> None:
         self.indices, self.length, self.start = indices, len(indices), start
         self.trained = start
+        self.forwards = 0
+        """How many sketched ones have begun."""
         self.observed = False
         """Whether any forward was seen in this epoch."""
         self.recent: deque[HandedOut] = deque()

@@ -90,6 +90,7 @@ class Filing:
 
     def stamp(self, cursors: Cursors, rows: int, inputs: Tensor | None) -> Stamp:
         """For a forward that begins now."""
+        cursors.forwards += 1
         stamp = Stamp(cursors, rows, cursors.handed_out, cursors.batches, self._named)
         if self._named is None and inputs is not None and cursors.sees_batches and len(inputs) == rows:
             stamp.recent = cursors.likely()
@@ -241,7 +242,7 @@ class Filing:
             return f"{cursors.uncertain[0]}; {NAME}"
         if self.ignored:
             return f"{self.ignored} passes were left out; {NAME}"
-        if not cursors.observed:
+        if not cursors.forwards:
             return (
                 "the model was never called while gradients were taken (model.loss(x), model.forward(x) and parts of a "
                 "model do not run its hooks): call the attached model itself, or attach what the loop calls"
@@ -259,6 +260,16 @@ class Filing:
         if key not in self._said:
             self._said.add(key)
             warn(message, *values)
+
+
+def added_up(passes: list[tuple[Stamp, Tensor]]) -> list[tuple[Stamp, Tensor]]:
+    """Passes that finished together, as one backward's do: those over the same examples (two views) are one."""
+    found: dict[Any, tuple[Stamp, Tensor]] = {}
+    for stamp, sketches in passes:
+        same = (id(stamp.cursors), stamp.indices.tobytes()) if stamp.indices is not None else id(stamp)
+        first = found.get(same)
+        found[same] = (stamp, sketches) if first is None else (first[0], first[1] + sketches)
+    return list(found.values())
 
 
 def sum_of(sketches: list[Tensor]) -> Tensor:

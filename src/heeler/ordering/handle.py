@@ -15,7 +15,7 @@ from heeler.herding import SketchTable
 from heeler.ordering.cursors import Ids
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.session import Session
-from heeler.ordering.state import to_numpy, to_torch
+from heeler.ordering.state import StateError, to_numpy, to_torch
 from heeler.sketch import Coverage, Sketcher, projection
 from heeler.sketch.budget import Layers
 
@@ -156,19 +156,25 @@ class Handle:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken; raises, and changes nothing, if the state does not fit."""
-        state = to_numpy(state)
-        missing = {"session", "sketch", "left_out"} - state.keys()
-        if missing:
-            raise ValueError(f"this is no state of a Heeler handle: it lacks {', '.join(sorted(missing))}")
-        saved, own = state["sketch"], self._fingerprint()
-        for key, value in own.items():
-            if saved.get(key) != value:
-                raise ValueError(
-                    f"the state was saved with {key}={saved.get(key)!r}, this handle has {value!r}: sketches of "
-                    "different projections cannot be compared. Attach with the options the state was saved with."
-                )
-        self.session.load_state_dict(state["session"])
-        self.sketcher.leave_out(state["left_out"])
+        try:
+            tree = to_numpy(state)
+            missing = {"session", "sketch", "left_out"} - tree.keys()
+            if missing:
+                raise StateError(f"this is no state of a Heeler handle: it lacks {', '.join(sorted(missing))}")
+            for key, value in self._fingerprint().items():
+                if tree["sketch"].get(key) != value:
+                    raise StateError(
+                        f"the state was saved with {key}={tree['sketch'].get(key)!r}, this handle has {value!r}: "
+                        "sketches of different projections cannot be compared. Attach with the options the state was "
+                        "saved with."
+                    )
+            left_out = {str(name): str(why) for name, why in tree["left_out"].items()}
+            self.session.load_state_dict(tree["session"])
+        except StateError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise StateError(f"the state is damaged ({type(error).__name__}: {error})") from error
+        self.sketcher.leave_out(left_out)
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers for any logger; the herding bounds are there from the second epoch on."""

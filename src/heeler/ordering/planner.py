@@ -29,7 +29,7 @@ class Planner(Protocol):
     rule: OrderingRule
     """The ordering rule. Of many workers the leader's is fed, and the others' only gives the first order."""
     sees_all: bool
-    """Whether the sketches of all workers meet here."""
+    """Whether the sketches of all workers meet here, and with them the state that a restart needs."""
 
     @property
     def indices(self) -> IntArray:

@@ -19,10 +19,11 @@ from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.cursors import Cursors, Ids
 from heeler.ordering.distributed.ranks import agree
-from heeler.ordering.filing import Filing, Stamp, sum_of
+from heeler.ordering.filing import Filing, Stamp, added_up, sum_of
 from heeler.ordering.planner import Planner
 from heeler.ordering.refresh import is_due
 from heeler.ordering.setup import DIM, Links, Setup, make_planner
+from heeler.ordering.state import StateError, check_state
 
 ENOUGH = 0.9
 """The share of an epoch that must have been trained on for its sketches to last."""
@@ -158,7 +159,7 @@ class Session:
 
     def drain(self, *, wait: bool = False) -> None:
         """File what the last backwards left; with `wait`, also what is still on its way from a device."""
-        for stamp, sketches in self._pop():
+        for stamp, sketches in added_up(self._pop()):
             if stamp.named is None:
                 self.filing.advance(stamp)
             self.filing.send(stamp, sketches)
@@ -327,16 +328,29 @@ class Session:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; raises before anything is changed if the state does not fit."""
-        self._check_length(state["examples"])
+        if "rule" not in state:
+            raise StateError("this state is not the leader's: load what rank 0 saved, on every rank")
+        sizes = self.links.shard_sizes
+        check_state(state, sum(sizes or (state.get("examples", 0),)))
+        if sizes is None:
+            self._check_length(state["examples"])
+        elif tuple(state.get("shard_sizes", sizes)) != sizes:
+            raise StateError(f"the state is of shards of {state['shard_sizes']} examples, these are {list(sizes)}")
         if state["dim"] != self.dim:
-            raise ValueError(f"the state holds sketches of {state['dim']} numbers, this sampler takes {self.dim}")
+            raise StateError(f"the state holds sketches of {state['dim']} numbers, this sampler takes {self.dim}")
+        same_workers = self.planner.load_state_dict(state)
         self._pop()  # whatever was under way belongs to another run
         self.filing = Filing()
-        same_workers = self.planner.load_state_dict(state)
         self.indices = self.planner.indices
         self.epoch = state["epoch"]
-        self._sketches_began = state.get("sketches_began", self.epoch)
-        self._resume_at(state["trained"] if same_workers else 0, over=state["over"])
+        self._sketches_began = state["sketches_began"]
+        self._resume_at(self._own_position(state) if same_workers else 0, over=state["over"])
+
+    def _own_position(self, state: dict[str, Any]) -> int:
+        """Where this worker stood: with unequal shards not where the leader did."""
+        known = state.get("positions", [])
+        own = known[self.setup.rank] if self.setup.rank < len(known) else -1
+        return min(own if own >= 0 else state["trained"], len(self.indices))
 
     def position(self) -> dict[str, int]:
         """Where the loader stands: small, and O(1) to make."""
@@ -375,7 +389,7 @@ class Session:
 
     def _check_length(self, examples: int) -> None:
         if examples != self.setup.examples:
-            raise ValueError(
+            raise StateError(
                 f"the state is of a dataset of {examples} examples, this one has {self.setup.examples}: to carry it "
                 "over to a dataset that has grown, use heeler.grow(state, examples)"
             )

@@ -14,6 +14,10 @@ from heeler.ordering.dealing import Layout
 _WIDE = 2**63
 
 
+class StateError(ValueError):
+    """A state that is damaged, or of another run; nothing has been changed."""
+
+
 def to_torch(tree: Any) -> Any:
     """NumPy arrays and numbers become tensors and Python's own, without a copy of the arrays."""
     if isinstance(tree, dict):
@@ -67,3 +71,40 @@ def resumed_order(state: dict[str, Any], layout: Layout) -> tuple[IntArray, bool
             f"{layout.workers}: with shards='local' the examples belong to the workers"
         )
     return before.remaining(order, state["trained"]), False
+
+
+def check_state(state: dict[str, Any], examples: int) -> None:
+    """Raise unless the leader's state of a session is complete and makes sense. examples: of all workers."""
+    for name, kind in _FIELDS.items():
+        if name not in state:
+            raise StateError(f"it lacks {name!r}")
+        value = state[name]
+        if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise StateError(f"its {name!r} is {value!r}, not a whole number of at least 0")
+        if kind is not int and not isinstance(value, kind):
+            raise StateError(f"its {name!r} is a {type(value).__name__}")
+    order = state["order"]
+    if order.ndim != 1 or order.dtype != np.int64 or not 1 <= order.size <= examples:
+        raise StateError(f"its order is {order.dtype} {order.shape}, for {examples} examples")
+    if order.min() < 0 or order.max() >= examples or np.unique(order).size != order.size:
+        raise StateError("its order is no order: examples are missing, doubled or do not exist")
+    if state["trained"] > order.size or state["workers"] < 1 or state["batch_size"] < 1:
+        raise StateError("its position lies outside the epoch")
+    if state["sketches_began"] > state["epoch"] + 1:
+        raise StateError("its sketches begin after its epoch")
+
+
+_FIELDS: dict[str, Any] = {
+    "epoch": int,
+    "trained": int,
+    "over": bool,
+    "examples": int,
+    "dim": int,
+    "sketches_began": int,
+    "rule": dict,
+    "order": np.ndarray,
+    "closed": bool,
+    "workers": int,
+    "batch_size": int,
+    "drop_last": bool,
+}
