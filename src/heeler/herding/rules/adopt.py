@@ -59,13 +59,8 @@ class _Adopted(OrderingRule):
 def _check(rule: OrderingRule) -> None:
     """Refuse declarations that contradict each other."""
     name, kind = type(rule).__name__, type(rule)
-    for flag, value in (
-        ("needs_vectors", rule.needs_vectors),
-        ("keeps_table", rule.keeps_table),
-        ("coordinates_shards", rule.coordinates_shards),
-        ("solves_in_background", rule.solves_in_background),
-    ):
-        if not isinstance(value, bool):
+    for flag in ("needs_vectors", "keeps_table", "coordinates_shards", "solves_in_background"):
+        if not isinstance(value := getattr(rule, flag), bool):
             raise TypeError(f"{flag} of {name} must be True or False, got {value!r}")
     if rule.dim is not None:
         check_positive(rule.dim, f"dim of {name}, if it is not None,")
