@@ -42,7 +42,8 @@ class Herd(TabledRule):
     def solve(self) -> Solution | None:
         """Order the examples that have vectors; None if there are none. Changes nothing."""
         known = self._known()
-        order = np.concatenate(known)
+        order, sizes = np.concatenate(known), [own.size for own in known]
+        del known
         if order.size == 0:
             return None
         # Not the rule's own generator: a solve in a thread must leave no trace, and may be run again.
@@ -55,7 +56,7 @@ class Herd(TabledRule):
             sweeps=self.sweeps,
             batch_size=self.batch_size,
             seed=int(rng.integers(2**32)),
-            shard_sizes=None if self.workers == 1 else [own.size for own in known],
+            shard_sizes=None if self.workers == 1 else sizes,
             subset=True,
         )
         # Bounds in the gradients' own units: the table's scale may change before anybody reads them.
