@@ -80,8 +80,6 @@ class Session:
         """Numbers per sketch of a model with so many covered parameters."""
         return self.setup.sketch_length(covered, sum(self.links.shard_sizes or (self.setup.examples,)))
 
-    # Joining a model
-
     @property
     def is_attached(self) -> bool:
         return self._source is not None
