@@ -106,12 +106,12 @@ def explain(
 
         print(heeler.explain(model, dataset, 64, epochs=30, loss=lambda model: loss_fn(model(x), y)))
 
-    Nothing is trained and nothing of the model changes.
+    Nothing is trained and nothing of the model changes. `batch_size`, `order`, `dim`, `refresh` and `shards` are as for
+    `heeler.Sampler`.
 
     Args:
         model: as it will be given to `heeler.attach`.
         dataset: as it will be given to `heeler.Sampler`, or the number of its examples.
-        batch_size, order, dim, refresh, shards: as for `heeler.Sampler`.
         epochs: how long the run will be.
         workers: by default `torch.distributed`'s, else one.
         layers: as for `heeler.attach`.
