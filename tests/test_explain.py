@@ -77,8 +77,11 @@ def test_a_measured_step_is_told_as_such():
 
 
 def test_an_unsteady_measurement_is_told_as_such():
-    assert list(checks.of_timing(Timing(10.0, 11.0, 1.1, 1.05, 1.15))) == []
-    assert [finding.level for finding in checks.of_timing(Timing(10.0, 11.0, 1.1, 0.8, 1.5))] == ["note"]
+    needs = costs.needs("herd", 1000, 16, 1)
+    assert list(checks.of_cost(needs, Timing(10.0, 11.0, 1.1, 1.05, 1.15), None, None, None)) == []
+    (finding,) = checks.of_cost(needs, Timing(10.0, 11.0, 1.1, 0.8, 1.5), None, None, None)
+    assert finding.level == "note"
+    assert "from 0.80 to 1.50" in finding.what
 
 
 def test_more_layers_cost_more():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import balance_sweep, coordinated_pair_sweep, make_rule, pair_sweep, parallel_herding_bound
-from heeler.herding.rules.greedy import greedy_order
+from heeler.herding.rules.tabled import greedy_order
 from tests.herding import reference
 from tests.herding.strategies import shards, split, vectors
 

@@ -1,7 +1,4 @@
-"""The command line: one file per command, put together here.
-
-Typer, rich and matplotlib come with the extra `cli`; the library itself needs none of them.
-"""
+"""The command line. Typer, rich and matplotlib come with the extra `cli`; the library itself needs none of them."""
 
 import sys
 

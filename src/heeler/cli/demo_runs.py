@@ -1,4 +1,4 @@
-"""The demo's runs: two small models on handwritten digits, each trained in three orders."""
+"""What `heeler demo` does: two small models on handwritten digits, each trained in three orders, and shown."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler
@@ -19,8 +27,11 @@ import heeler
 from heeler.herding import make_rule
 from heeler.sketch import Sketcher
 
-ORDERS = ("random", "cd-grab", "herd")
+ORDERS = {"random": "#7f7f7f", "cd-grab": "#0072B2", "herd": "#D55E00"}
+"""With colours that are told apart with any colour vision."""
 EXAMPLES, BATCH, WORKERS, L2 = 1536, 16, 4, 1e-3
+LEAST = 0.26392335812250756
+"""The regression's least objective f*, by L-BFGS in double precision."""
 Curves = NDArray[np.float64]
 """(..., 3, epochs + 1), before training and after every epoch: what is minimised, test accuracy, training seconds."""
 
@@ -37,6 +48,16 @@ class Task:
     measure: Callable[[nn.Module, Tensor, Tensor], float]
 
 
+def run(seeds: int, epochs: int, console: Console, *, quiet: bool) -> dict[Task, dict[str, Curves]]:
+    """Task → order → (seeds, 3, epochs + 1) curves, with a progress bar unless `quiet`."""
+    for order in ORDERS:
+        train(TASKS[0], order, 0, 2)  # has its loops compiled before any clock runs
+    runs = [(task, order, seed) for task in TASKS for order in ORDERS for seed in range(seeds)]
+    shown = track(runs, f"{len(runs)} runs", console=console, disable=quiet)
+    curves = {one: train(*one, epochs) for one in shown}
+    return {task: {o: np.stack([curves[task, o, seed] for seed in range(seeds)]) for o in ORDERS} for task in TASKS}
+
+
 def train(task: Task, order: str, seed: int, epochs: int) -> Curves:
     """One run."""
     x, y, test_x, test_y = digits()
@@ -46,55 +67,49 @@ def train(task: Task, order: str, seed: int, epochs: int) -> Curves:
     optimizer = torch.optim.SGD(model.parameters(), lr=task.lr, weight_decay=L2)
     seconds, found = 0.0, []
     for epoch in range(epochs + 1):
-        if epoch:
-            model.train()
-            started = time.perf_counter()
-            for rows in batches:
-                cross_entropy(model(x[rows]), y[rows]).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            seconds += time.perf_counter() - started
-        model.eval()
+        started = time.perf_counter()
+        for rows in batches() if epoch else ():
+            cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        seconds += time.perf_counter() - started
         with torch.no_grad():
             accuracy = float((model(test_x).argmax(-1) == test_y).double().mean())
             found.append((task.measure(model, x, y), accuracy, seconds))
     return np.array(found).T
 
 
-def in_order(order: str, model: nn.Module, seed: int) -> Iterable[list[int]]:
-    """Every epoch's batches."""
+def in_order(order: str, model: nn.Module, seed: int) -> Callable[[], Iterable[list[int]]]:
+    """What gives an epoch's batches."""
     if order == "cd-grab":
-        return Published(model, seed)
+        return as_published(model, seed)
     sampler = heeler.Sampler(EXAMPLES, batch_size=BATCH, order=order, seed=seed)
     if order == "herd":
         heeler.attach(model, sampler)
-    return BatchSampler(sampler, BATCH, drop_last=False)
+    return lambda: BatchSampler(sampler, BATCH, drop_last=False)
 
 
-class Published:
-    """CD-GraB as published: full gradients, and workers that hold their own part of the examples.
+def as_published(model: nn.Module, seed: int) -> Callable[[], Iterator[list[int]]]:
+    """CD-GraB with full gradients, and workers that hold their own part of the examples.
 
     The workers are simulated: the gradient of their joined batches is the one that they would average.
     """
+    sketcher, own = Sketcher(model, layers="all", exact=True), BATCH // WORKERS
+    parts = [EXAMPLES // WORKERS] * WORKERS
+    rule = make_rule("cd-grab", EXAMPLES, sketcher.dim, seed=seed, batch_size=own, shard_sizes=parts)
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
-        self.sketcher = Sketcher(model, layers="all", exact=True)
-        parts, dim = [EXAMPLES // WORKERS] * WORKERS, self.sketcher.dim
-        self.rule = make_rule("cd-grab", EXAMPLES, dim, seed=seed, batch_size=BATCH // WORKERS, shard_sizes=parts)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        by_worker = self.rule.order.reshape(WORKERS, -1, BATCH // WORKERS)
-        for rows in by_worker.transpose(1, 0, 2).reshape(-1, BATCH):
+    def epoch() -> Iterator[list[int]]:
+        for rows in rule.order.reshape(WORKERS, -1, own).transpose(1, 0, 2).reshape(-1, BATCH):
             yield rows.tolist()
-            self.rule.observe(rows, self.sketcher.pop().numpy())
-        self.rule.next_order()
+            rule.observe(rows, sketcher.pop().numpy())
+        rule.next_order()
+
+    return epoch
 
 
 @cache
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Inputs and labels for training, then for testing; from scikit-learn's wheel, the same split everywhere."""
-    from sklearn.datasets import load_digits
-
     pixels, digit = load_digits(return_X_y=True)
     mixed = np.random.default_rng(0).permutation(len(pixels))
     x, y = torch.tensor(pixels[mixed] / 16.0, dtype=torch.float32), torch.tensor(digit[mixed])
@@ -103,8 +118,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def regression() -> nn.Module:
     model = nn.Linear(64, 10)
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
+    nn.utils.vector_to_parameters(torch.zeros(650), model.parameters())
     return model
 
 
@@ -120,32 +134,73 @@ def mean_loss(model: nn.Module, x: Tensor, y: Tensor) -> float:
 def distance(model: nn.Module, x: Tensor, y: Tensor) -> float:
     """f(w) − f*, which becomes so small that f must be computed in double precision."""
     weight, bias = (p.detach().double() for p in model.parameters())
-    return float(objective(torch.cat([weight.T, bias[None]]), x, y)) - least_objective()
-
-
-def objective(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(x.double() @ w[:-1] + w[-1], y) + L2 / 2 * w.square().sum()
-
-
-@cache
-def least_objective() -> float:
-    x, y, *_ = digits()
-    w = torch.zeros(65, 10, dtype=torch.float64, requires_grad=True)
-    exactly: dict[str, Any] = {"max_iter": 2000, "history_size": 50, "tolerance_grad": 1e-10, "tolerance_change": 1e-15}
-    optimizer = torch.optim.LBFGS([w], line_search_fn="strong_wolfe", **exactly)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = objective(w, x, y)
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return float(objective(w.detach(), x, y))
+    penalty = L2 / 2 * (weight.square().sum() + bias.square().sum())
+    return float(cross_entropy(x.double() @ weight.T + bias, y) + penalty) - LEAST
 
 
 TASKS = (
     Task("digits", "digits, softmax regression (convex)", "suboptimality", 1.0, regression, distance),
     Task("digits-mlp", "digits, network 64-32-10", "train_loss", 0.3, network, mean_loss),
 )
+AXES = {"suboptimality": "distance from the optimum, f(w) − f*", "train_loss": "training loss"}
+
+
+def as_numbers(task: Task, lines: dict[str, Curves]) -> dict[str, Any]:
+    """Means and standard deviations over seeds, and when an order comes to where random ends."""
+
+    def spread(values: Any) -> dict[str, float]:
+        return {"mean": float(values.mean()), "sd": float(values.std(ddof=1)) if len(values) > 1 else 0.0}
+
+    target = float(lines["random"][:, 0, -1].mean())
+    rules = {}
+    for order, curves in lines.items():
+        values, accuracy, seconds = curves.transpose(1, 0, 2)
+        last = values.shape[1] - 1
+        epochs = next((e for e in range(1, last + 1) if values[:, e].mean() <= target), None)
+        rules[order] = {
+            "seeds": len(curves),
+            "by_epoch": {str(e): spread(values[:, e]) for e in sorted({1, 2, 5, 10, 20, 30, last}) if e <= last},
+            "epochs_to_target": epochs,
+            "seconds_to_target": None if epochs is None else float(seconds[:, epochs].mean()),
+            "final_metric": spread(accuracy[:, -1]),
+            "seconds_per_epoch": float(seconds[:, -1].mean() / last),
+        }
+    named = {"task": task.name, "quantity": task.quantity, "metric": "test_accuracy", "baseline": "random"}
+    return {**named, "target": target, "rules": rules}
+
+
+def show(task: Task, numbers: dict[str, Any], console: Console) -> None:
+    """A table; the early epochs go first where the terminal is narrow."""
+    epochs = list(numbers["rules"]["random"]["by_epoch"])[-max(1, (console.width - 48) // 18) :]
+    title = f"{task.title}: {AXES[task.quantity]} after epoch …, mean ± s.d."
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for head in ("", *epochs, "epochs / s to\nrandom's last", "test\naccuracy", "s per\nepoch"):
+        table.add_column(head, justify="right" if head else "left", no_wrap=True)
+    for order, row in numbers["rules"].items():
+        cells = ["{mean:.3g} ±{sd:.0g}".format(**row["by_epoch"][e]) for e in epochs]
+        reached = "{epochs_to_target} / {seconds_to_target:.2g} s" if row["epochs_to_target"] else "not reached"
+        accuracy = "{:.1f} ±{:.1f}%".format(*(100 * row["final_metric"][key] for key in ("mean", "sd")))
+        table.add_row(order, *cells, reached.format(**row), accuracy, f"{row['seconds_per_epoch']:.3f}")
+    console.print(table)
+
+
+def draw(found: dict[Task, dict[str, Curves]], target: Path, title: str) -> None:
+    """A row of panels per task: what is minimised by epoch and by training seconds, and the test accuracy. PNG."""
+    figure = Figure(figsize=(15.6, 3.9 * len(found)), layout="constrained")
+    for row, (task, lines) in zip(figure.subplots(len(found), 3), found.items(), strict=True):
+        skip = int(task.quantity != "suboptimality")  # the first loss would leave no room for the others
+        for axes, y, by_time, first in zip(row, (0, 0, 1), (False, True, False), (skip, skip, 1), strict=True):
+            for order, curves in lines.items():
+                x = (curves[:, 2].mean(0) if by_time else np.arange(curves.shape[2]))[first:]
+                values = curves[:, y, first:]
+                axes.plot(x, values.mean(0), color=ORDERS[order], linewidth=2, label=order)
+                axes.fill_between(x, values.min(0), values.max(0), color=ORDERS[order], alpha=0.15, linewidth=0)
+            axes.set(xlabel="training seconds" if by_time else "epoch", yscale="linear" if y else "log")
+            axes.set(ylabel="test accuracy" if y else AXES[task.quantity], xlim=(0, None))
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_time))
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+            axes.legend(frameon=False, labelcolor="linecolor")
+        row[0].set_title(task.title, loc="left", fontweight="bold")
+    figure.suptitle(title)
+    figure.savefig(target, dpi=140, format="png")

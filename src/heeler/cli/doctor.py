@@ -14,27 +14,19 @@ import typer
 
 def doctor(
     model: Annotated[
-        str,
-        typer.Argument(
-            help="package.module:NAME or script.py:NAME, a model or a function without arguments that makes one."
-        ),
+        str, typer.Argument(help="package.module:NAME or script.py:NAME: a model, or a function that makes one.")
     ],
     batch_size: Annotated[int, typer.Option(min=1, help="Examples of one worker in a step.")],
     examples: Annotated[int | None, typer.Option(min=1, help="Examples in the dataset.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="In place of --examples: the dataset, named as the model.")
-    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="In place of --examples, named as the model.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="How long the run shall be.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 1,
     order: Annotated[str, typer.Option(help="The ordering rule.")] = "herd",
     layers: Annotated[str | None, typer.Option(help='Layers to tap: "all" or a budget such as "5%".')] = None,
-    dim: Annotated[
-        int | None, typer.Option(min=1, help="Numbers in a sketch; by default as the sampler has it.")
-    ] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Numbers per sketch, if not the default.")] = None,
     shards: Annotated[str, typer.Option(help="global, or local: each worker its own.")] = "global",
     loss: Annotated[
-        str | None,
-        typer.Option(help="Measure a step: a function, named as the model, from a model to its loss on one batch."),
+        str | None, typer.Option(help="Measure a step of this: a function from a model to its loss on one batch.")
     ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the model first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
@@ -46,8 +38,6 @@ def doctor(
 
     if (examples is None) == (dataset is None):
         raise typer.BadParameter("give --examples N, or --dataset module:NAME")
-    if shards not in ("global", "local"):
-        raise typer.BadParameter(f"--shards is global or local, not {shards!r}")
     net = made(model)
     if not isinstance(net, torch.nn.Module):
         raise typer.BadParameter(f"{model} is a {type(net).__name__}, not a model nor a function that makes one")

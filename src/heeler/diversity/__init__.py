@@ -3,24 +3,22 @@
     print(handle.batch_size_advice())
     bound = batch_size_bound(vectors)
 
-`estimators`: from a table of vectors; `weights`: at the weights a model
-has right now; `norms`: from the gradient norms of two batch sizes; `streaming`: while training goes, also across
-workers; `sketching`: what a sketch does to these numbers, and how to make it better; `mechanisms`: Langevin noise and
-quantized gradients, which raise diversity.
+`estimators`: from a table of vectors, or from the gradient norms of two batch sizes; `weights`: at the weights a model
+has right now; `streaming`: while training goes, also across workers; `sketching`: what a sketch does to these numbers,
+and how to make it better; `mechanisms`: Langevin noise and quantized gradients, which raise diversity.
 """
 
 from heeler.diversity.estimators import (
-    Diversity,
     batch_size_bound,
+    bound_from_norms,
     differential_diversity,
     diversity_of,
     gradient_diversity,
     noise_scale,
     sentence,
 )
-from heeler.diversity.measured import Estimate, Measured
+from heeler.diversity.measured import Diversity, Estimate, Measured
 from heeler.diversity.mechanisms import add_langevin_noise, quantize, quantize_gradients
-from heeler.diversity.norms import bound_from_norms
 from heeler.diversity.sketching import calibrate, layouts_of, pick_for_calibration
 from heeler.diversity.streaming import StreamingDiversity
 from heeler.diversity.weights import measure

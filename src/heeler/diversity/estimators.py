@@ -11,33 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from heeler.diversity.alignment import (
-    BOUND,
-    DIFFERENTIAL,
-    DIVERSITY,
-    Alignment,
-    Of,
-    Sums,
-    align,
-    bound_of,
-    invert,
-    less_one,
-)
-from heeler.diversity.measured import Estimate, Measured, as_estimate, student_quantile
-from heeler.diversity.sketching import (
-    Floats,
-    Sketch,
-    SketchError,
-    as_rows,
-    layouts_for,
-    sketch_error,
-    to_floats,
-)
+from heeler.diversity.alignment import Alignment, Of, Sums, align_dataset, align_sample, jackknife_width, less_one
+from heeler.diversity.measured import Diversity, Estimate, Measured, as_estimate, student_quantile
+from heeler.diversity.sketching import Floats, Sketch, as_rows, layouts_for, sketch_error, to_floats
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _CHUNK = 1 << 18
 """Numbers that are turned to floats at a time: as many as a processor's cache holds."""
@@ -45,18 +29,25 @@ _MOMENT_ROWS = 512
 """Rows, at least, that the sketch's moments are taken from: they only enter the interval."""
 
 
-def gradient_diversity(
-    vectors: Any,
-    *,
-    sketch: Sketch = None,
-    rows: ArrayLike | None = None,
-    sum_square: float | Estimate | None = None,
-    square_sum: float | Estimate | None = None,
-    level: float = 0.95,
-) -> Measured:
-    """Δ = Σ‖g_i‖²/‖Σ g_i‖² of these N gradients. The arguments are those of `batch_size_bound`."""
-    found = _alignment(vectors, sketch, rows, sum_square, square_sum, level, "dataset")
-    return invert(found, 1.0, DIVERSITY, level)
+_BLOCKS = 20
+"""Stretches of steps that `bound_from_norms` leaves out, one at a time, for its interval."""
+
+Known = float | Estimate | None
+
+
+class Options(TypedDict, total=False):
+    """What `batch_size_bound` documents; the other functions take the same."""
+
+    sketch: Sketch
+    rows: ArrayLike | None
+    sum_square: Known
+    square_sum: Known
+    level: float
+
+
+def gradient_diversity(vectors: Any, **options: Unpack[Options]) -> Measured:
+    """Δ = Σ‖g_i‖²/‖Σ g_i‖² of these N gradients. The options are those of `batch_size_bound`, without `of`."""
+    return _alignment(vectors, **options).diversity()
 
 
 def batch_size_bound(
@@ -65,15 +56,15 @@ def batch_size_bound(
     sketch: Sketch = None,
     rows: ArrayLike | None = None,
     of: Of = "dataset",
-    sum_square: float | Estimate | None = None,
-    square_sum: float | Estimate | None = None,
+    sum_square: Known = None,
+    square_sum: Known = None,
     level: float = 0.95,
 ) -> Measured:
     """B = N·Δ: a batch of b drawn with replacement does the work of b single steps up to a factor 1 + (b − 1)/B.
 
     That is E‖Σ_batch g‖² = b·M²·(1 + (b − 1)/B) with M² the mean squared norm, so b ≤ 1 + δ·B costs at most 1 + δ.
-    It is never less than 1. One example has B = 1; gradients that cancel, inf; gradients
-    that are all zero, nan, with the reason.
+    It is never less than 1. One example has B = 1; gradients that cancel, inf; gradients that are all zero, nan, with
+    the reason.
 
     Args:
         vectors: (N, K) float16, float32, float64 (bfloat16 in torch), NumPy or torch, memory-mapped files too. Read in
@@ -90,70 +81,24 @@ def batch_size_bound(
         square_sum: Σ‖g_i‖², likewise.
         level: of the interval.
     """
-    found = _alignment(vectors, sketch, rows, sum_square, square_sum, level, of)
-    return bound_of(found, BOUND, level)
+    options = Options(sketch=sketch, rows=rows, sum_square=sum_square, square_sum=square_sum, level=level)
+    return _alignment(vectors, of, **options).bound()
 
 
-def noise_scale(
-    vectors: Any,
-    *,
-    sketch: Sketch = None,
-    rows: ArrayLike | None = None,
-    of: Of = "dataset",
-    sum_square: float | Estimate | None = None,
-    square_sum: float | Estimate | None = None,
-    level: float = 0.95,
-) -> Measured:
-    """tr(Cov g)/‖E g‖² = B − 1. The arguments are those of `batch_size_bound`."""
-    found = _alignment(vectors, sketch, rows, sum_square, square_sum, level, of)
-    return less_one(bound_of(found, BOUND, level))
+def noise_scale(vectors: Any, *, of: Of = "dataset", **options: Unpack[Options]) -> Measured:
+    """tr(Cov g)/‖E g‖² = B − 1. The options are those of `batch_size_bound`."""
+    return less_one(_alignment(vectors, of, **options).bound())
 
 
-class Diversity(NamedTuple):
-    """All three at once."""
-
-    diversity: Measured
-    bound: Measured
-    noise_scale: Measured
-
-    def as_numbers(self) -> dict[str, float]:
-        """For a logger: finite numbers only."""
-        numbers = {
-            "gradient_diversity": self.diversity.value,
-            "batch_size_bound": self.bound.value,
-            "batch_size_bound_low": self.bound.low,
-            "batch_size_bound_high": self.bound.high,
-            "noise_scale": self.noise_scale.value,
-        }
-        return {name: value for name, value in numbers.items() if math.isfinite(value)}
-
-
-def diversity_of(
-    vectors: Any,
-    *,
-    sketch: Sketch = None,
-    rows: ArrayLike | None = None,
-    sum_square: float | Estimate | None = None,
-    square_sum: float | Estimate | None = None,
-    level: float = 0.95,
-    weights: str = "fixed",
-) -> Diversity:
-    """Diversity, bound and noise scale from one reading of the vectors. The arguments are those of `batch_size_bound`.
+def diversity_of(vectors: Any, *, weights: str = "fixed", **options: Unpack[Options]) -> Diversity:
+    """Diversity, bound and noise scale from one reading. The options are those of `batch_size_bound`, without `of`.
 
     weights: "moving" where the weights moved while the vectors were taken; a label.
     """
-    found = _alignment(vectors, sketch, rows, sum_square, square_sum, level, "dataset")
-    bound = bound_of(found, BOUND, level, weights)
-    return Diversity(invert(found, 1.0, DIVERSITY, level, weights), bound, less_one(bound))
+    return _alignment(vectors, **options).all(weights)
 
 
-def differential_diversity(
-    before: Any,
-    after: Any,
-    *,
-    sketch: Sketch = None,
-    level: float = 0.95,
-) -> Measured:
+def differential_diversity(before: Any, after: Any, *, sketch: Sketch = None, level: float = 0.95) -> Measured:
     """Σ‖h_i‖²/‖Σ h_i‖² of h_i = ∇f_i(w') − ∇f_i(w): what stability, hence generalization, depends on.
 
     before, after: (N, K) each, the same examples in the same rows, and for sketches the same projection.
@@ -166,33 +111,79 @@ def differential_diversity(
     sums = Sums(first.shape[1], layouts_for(sketch, first.shape[1]))
     for one, other in zip(_chunks(first), _chunks(second), strict=True):
         sums.add(other - one)
-    return invert(_from_sums(sums, level), 1.0, DIFFERENTIAL, level)
+    return _of_dataset(sums, level).diversity(meaning="diversity of the gradients' changes between two weight vectors")
 
 
 def sentence(bound: float | Measured, batch_size: int, delta: float = 0.2) -> str:
-    """What the bound says of a batch size, in words.
-
-    "As well" means: with at most 1 + δ times the work, δ = 0.2 unless given. By Yin et al. that holds up to a batch of
-    1 + δ·bound, which is the number named. Over moving weights it is an upper end, and the sentence says so.
-    """
-    value = float(bound)
-    if math.isnan(value):
-        reason = bound.reason if isinstance(bound, Measured) else ""
-        return f"the batch size that would still train well is not known{': ' + reason if reason else ''}"
-    size = "of any size" if math.isinf(value) else f"up to about {math.floor(1 + delta * value)}"
-    moved = isinstance(bound, Measured) and bound.weights == "moving"
-    note = " (an upper end: the weights moved while this was measured)" if moved else ""
+    """What the bound says of a batch size, in words: up to 1 + δ·bound it takes at most 1 + δ times the work (Yin et
+    al.). Over moving weights that is an upper end, and the sentence says so."""
+    found = bound if isinstance(bound, Measured) else Measured(bound, bound, bound, 0.95, "")
+    if math.isnan(found.value):
+        return "the batch size that would still train well is not known" + (found.reason and f": {found.reason}")
+    size = "of any size" if math.isinf(found.value) else f"up to about {math.floor(1 + delta * found.value)}"
+    note = " (an upper end: the weights moved while this was measured)" if found.weights == "moving" else ""
     return f"at this point batches {size} train as well as single examples; you use {batch_size}{note}"
+
+
+def bound_from_norms(
+    small: ArrayLike,
+    large: ArrayLike,
+    *,
+    small_batch: float,
+    large_batch: float,
+    decay: float = 1.0,
+    level: float = 0.95,
+) -> Measured:
+    """The bound from the squared gradient norms of two batch sizes: for runs without sketches.
+
+    With a = small_batch, b = large_batch and the *mean* gradients G_a, G_b of random batches (McCandlish et al.,
+    appendix A.1):
+
+        ‖G‖² ≈ (b‖G_b‖² − a‖G_a‖²)/(b − a)        tr Σ ≈ (‖G_a‖² − ‖G_b‖²)/(1/a − 1/b)
+
+    each averaged over the steps *before* the ratio is taken, then B = 1 + tr Σ/‖G‖². Both are unbiased, their ratio
+    step by step is not. Several workers have both for nothing: a worker's gradient before the all-reduce, and after it.
+
+    Args:
+        small: (T,) ‖G_a‖² at every step; or, where a step has several small batches, their mean.
+        large: (T,) ‖G_b‖².
+        decay: weight of a step relative to the one after it; 1 for a plain mean.
+
+    Neighbouring steps may be alike: the interval leaves out one of up to 20 stretches of steps at a time.
+    """
+    squares_a, squares_b = np.asarray(small, dtype=np.float64), np.asarray(large, dtype=np.float64)
+    if squares_a.ndim != 1 or squares_a.shape != squares_b.shape or not len(squares_a):
+        raise ValueError(f"small and large must be (T,) and alike, not {squares_a.shape} and {squares_b.shape}")
+    if not 0 < small_batch < large_batch:
+        raise ValueError(f"small_batch must be less than large_batch, not {small_batch} and {large_batch}")
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay must lie in (0, 1], not {decay}")
+    if not (np.isfinite(squares_a).all() and np.isfinite(squares_b).all()):
+        raise ValueError("the norms must be finite: leave out steps that a gradient scaler skipped")
+    steps = len(squares_a)
+    weight = decay ** np.arange(steps - 1, -1, -1.0)
+    signal = weight * (large_batch * squares_b - small_batch * squares_a) / (large_batch - small_batch)
+    noise = weight * (squares_a - squares_b) / (1 / small_batch - 1 / large_batch)
+    # E‖g‖² = tr Σ + ‖G‖², so 1/B = ‖G‖²/(tr Σ + ‖G‖²) = signal/whole.
+    whole = signal + noise
+    if not whole.sum() > 0:
+        return Alignment.unknown("the norms are zero, or too noisy to tell: take more steps", level).bound()
+    inverse = float(signal.sum() / whole.sum())
+    blocks = np.array_split(np.arange(steps), min(steps, _BLOCKS))
+    without = [(signal.sum() - signal[b].sum()) / (whole.sum() - whole[b].sum()) for b in blocks if steps > len(b)]
+    half = jackknife_width(np.array(without), level)
+    return Alignment(inverse, inverse - half, inverse + half, level).bound()
 
 
 def _alignment(
     vectors: Any,
-    sketch: Sketch,
-    rows: ArrayLike | None,
-    sum_square: float | Estimate | None,
-    square_sum: float | Estimate | None,
-    level: float,
-    of: str,
+    of: str = "dataset",
+    *,
+    sketch: Sketch = None,
+    rows: ArrayLike | None = None,
+    sum_square: Known = None,
+    square_sum: Known = None,
+    level: float = 0.95,
 ) -> Alignment:
     table = as_rows(vectors)
     where = _picked(rows, len(table))
@@ -201,57 +192,38 @@ def _alignment(
     for part in _chunks(table, where):
         sums.add(part, every)
     if of == "dataset":
-        return _from_sums(sums, level, sum_square, square_sum)
+        return _of_dataset(sums, level, sum_square, square_sum)
     if of != "sample":
         raise ValueError(f'of must be "dataset" or "sample", not {of!r}')
     if sum_square is not None or square_sum is not None:
         raise ValueError('sum_square and square_sum are of the whole dataset: they go with of="dataset"')
-    return _from_sample(sums, _chunks(table, where), level)
+    whole, numbers = float(sums.total @ sums.total), np.array([sums.count, sums.count, sums.squares, sums.squares])
+    error = sketch_error(sums.moment, sums.total, sums.layouts)
+    return align_sample(whole, numbers, level, error, lambda: _sampling(sums, _chunks(table, where), level))
 
 
-def _from_sums(
-    sums: Sums,
-    level: float,
-    sum_square: float | Estimate | None = None,
-    square_sum: float | Estimate | None = None,
-) -> Alignment:
-    own_sum, own_squares = Estimate(float(sums.total @ sums.total)), Estimate(sums.squares)
-    known_sum = own_sum if sum_square is None else as_estimate(sum_square, "sum_square")
-    known_squares = own_squares if square_sum is None else as_estimate(square_sum, "square_sum")
+def _of_dataset(sums: Sums, level: float, sum_square: Known = None, square_sum: Known = None) -> Alignment:
+    """Where the sums are known better than from the vectors, they are taken as given."""
     known = {"sum_known": sum_square is not None, "squares_known": square_sum is not None}
     error = sketch_error(sums.moment, sums.total, sums.layouts, **known)
-    variance = error.variance + known_sum.relative_variance + known_squares.relative_variance
-    return align(known_sum, known_squares, count=sums.count, error=error._replace(variance=variance), level=level)
+    whole = as_estimate(float(sums.total @ sums.total) if sum_square is None else sum_square, "sum_square")
+    squares = as_estimate(sums.squares if square_sum is None else square_sum, "square_sum")
+    return align_dataset(whole, squares, sums.count, level, error)
 
 
-def _from_sample(sums: Sums, parts: Iterator[Floats], level: float) -> Alignment:
-    """1/B = (D − A)/((N − 1)A), with the infinitesimal jackknife: the derivative by the weight of example i is
-    2(⟨S, v_i⟩ − ‖v_i‖²)/((N − 1)A) − ‖v_i‖²/(AB). It errs towards wide where D ≈ A (Efron & Stein 1981)."""
+def _sampling(sums: Sums, parts: Iterator[Floats], level: float) -> float:
+    """Half the interval of 1/B = (D − A)/((N − 1)A), by the infinitesimal jackknife: the derivative by the weight of
+    example i is 2(⟨S, v_i⟩ − ‖v_i‖²)/((N − 1)A) − ‖v_i‖²/(AB). It errs towards wide where D ≈ A (Efron & Stein 1981).
+    """
     count, squares = sums.count, sums.squares
-    whole = float(sums.total @ sums.total)
-    if count < 2:
-        return Alignment(math.nan, 0, 0, 1, 1, "one example does not tell how much gradients differ: take more")
-    sampling, error = 0.0, SketchError()
-    if squares > 0:
-        inverse = (whole - squares) / ((count - 1) * squares)
-        influences = []
-        for part in parts:
-            own, pull = np.einsum("nk,nk->n", part, part), part @ sums.total
-            influences.append((2 * (pull - own) / (count - 1) - inverse * own) / squares)
-        influence = np.concatenate(influences)
-        deviation = math.sqrt(float(np.sum((influence - influence.mean()) ** 2)) * count / (count - 1))
-        sampling = student_quantile(level, count - 1) * deviation * (count - 1)
-        error = sketch_error(sums.moment, sums.total, sums.layouts)
-    return align(
-        Estimate(whole),
-        Estimate(squares),
-        count=count,
-        error=error,
-        level=level,
-        offset=1.0,
-        slope=1 / (count - 1),
-        sampling=sampling,
-    )
+    inverse = (float(sums.total @ sums.total) - squares) / ((count - 1) * squares)
+    influences = []
+    for part in parts:
+        own, pull = np.einsum("nk,nk->n", part, part), part @ sums.total
+        influences.append((2 * (pull - own) / (count - 1) - inverse * own) / squares)
+    influence = np.concatenate(influences)
+    deviation = math.sqrt(float(np.sum((influence - influence.mean()) ** 2)) * count / (count - 1))
+    return student_quantile(level, count - 1) * deviation
 
 
 def _picked(rows: ArrayLike | None, count: int) -> Any:

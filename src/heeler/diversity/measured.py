@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,25 @@ class Measured:
         return f"{self.value:.4g} ({interval}{moved}): {self.meaning}{note}"
 
 
+class Diversity(NamedTuple):
+    """All three at once."""
+
+    diversity: Measured
+    bound: Measured
+    noise_scale: Measured
+
+    def as_numbers(self) -> dict[str, float]:
+        """For a logger: finite numbers only."""
+        numbers = {
+            "gradient_diversity": self.diversity.value,
+            "batch_size_bound": self.bound.value,
+            "batch_size_bound_low": self.bound.low,
+            "batch_size_bound_high": self.bound.high,
+            "noise_scale": self.noise_scale.value,
+        }
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A positive number that is known up to a relative variance; 0 for an exact one."""
@@ -50,16 +70,11 @@ def as_estimate(given: float | Estimate, name: str) -> Estimate:
     return found
 
 
-def normal_quantile(level: float) -> float:
-    """z with P(|Z| ≤ z) = level."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1 (such as 0.95), not {level}")
-    return NormalDist().inv_cdf(0.5 + level / 2)
-
-
 def student_quantile(level: float, freedom: float) -> float:
     """t with P(|T| ≤ t) = level, by the Cornish-Fisher expansion in 1/freedom; within 1% from 4 degrees on."""
-    z = normal_quantile(level)
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1 (such as 0.95), not {level}")
+    z = NormalDist().inv_cdf(0.5 + level / 2)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
@@ -70,9 +85,7 @@ def combine(value: float, sampling: float, sketching: float) -> tuple[float, flo
     """[low, high] of a positive number from two independent sources of error, each given as half a width.
 
     sampling: z·se, additive and symmetric. sketching: z·τ with τ the standard deviation of the *logarithm*, so alone it
-    gives [value·e^(−zτ), value·e^(zτ)]. The two are joined by recovery of variances (MOVER; Zou & Donner 2008): the
-    squares of the distances to each end add up. Either source alone gives its own interval back.
+    gives [value·e^(−zτ), value·e^(zτ)]. The squares of the distances to each end add up (MOVER; Zou & Donner 2008).
     """
-    down = value * -math.expm1(-sketching)
-    up = value * math.expm1(sketching)
+    down, up = -value * math.expm1(-sketching), value * math.expm1(sketching)
     return value - math.hypot(sampling, down), value + math.hypot(sampling, up)

@@ -9,6 +9,8 @@ it. And a larger bound is not faster training: noise makes single examples worse
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,16 +29,12 @@ def add_langevin_noise(optimizer: Optimizer, sigma: float, *, batch_size: int = 
     if sigma < 0 or batch_size < 1:
         raise ValueError(f"sigma must not be negative and batch_size at least 1, not {sigma} and {batch_size}")
     scale = sigma / math.sqrt(batch_size)
-    generators = _Generators(seed)
 
-    def add_noise(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for gradient in _gradients(optimizer):
-            noise = torch.randn(
-                gradient.shape, generator=generators.on(gradient.device), device=gradient.device, dtype=gradient.dtype
-            )
-            gradient.add_(noise, alpha=scale)
+    def add_noise(gradient: Tensor, generator: torch.Generator) -> None:
+        noise = torch.randn(gradient.shape, generator=generator, device=gradient.device, dtype=gradient.dtype)
+        gradient.add_(noise, alpha=scale)
 
-    return optimizer.register_step_pre_hook(add_noise)
+    return _at_every_step(optimizer, seed, add_noise)
 
 
 def quantize_gradients(optimizer: Optimizer, levels: int = 1, *, seed: int = 0) -> RemovableHandle:
@@ -44,15 +42,12 @@ def quantize_gradients(optimizer: Optimizer, levels: int = 1, *, seed: int = 0) 
 
     With several, quantize before the all-reduce, with a DDP communication hook.
     """
-    generators = _Generators(seed)
-    _check_levels(levels)
+    quantize(torch.zeros(0, 1), levels)  # raises now, not at the first step, for levels that cannot be
 
-    def replace(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for gradient in _gradients(optimizer):
-            flat = quantize(gradient.reshape(1, -1), levels, generator=generators.on(gradient.device))
-            gradient.copy_(flat.view_as(gradient))
+    def replace(gradient: Tensor, generator: torch.Generator) -> None:
+        gradient.copy_(quantize(gradient.reshape(1, -1), levels, generator=generator).view_as(gradient))
 
-    return optimizer.register_step_pre_hook(replace)
+    return _at_every_step(optimizer, seed, replace)
 
 
 def quantize(vectors: Tensor, levels: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
@@ -60,7 +55,8 @@ def quantize(vectors: Tensor, levels: int = 1, *, generator: torch.Generator | N
 
     QSGD (Alistarh et al. 2017, arXiv 1610.02132, section 3.1): E‖Q(v) − v‖² ≤ min(K/s², √K/s)·‖v‖².
     """
-    _check_levels(levels)
+    if levels < 1:
+        raise ValueError(f"levels must be at least 1, not {levels}")
     if vectors.ndim != 2:
         raise ValueError(f"vectors must be (b, K), not {tuple(vectors.shape)}")
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
@@ -70,23 +66,14 @@ def quantize(vectors: Tensor, levels: int = 1, *, generator: torch.Generator | N
     return norms * vectors.sign() * (floor + (chance < steps - floor)) / levels
 
 
-class _Generators:
-    """One generator a device, each from the same seed."""
+def _at_every_step(
+    optimizer: Optimizer, seed: int, change: Callable[[Tensor, torch.Generator], None]
+) -> RemovableHandle:
+    """Change all gradients before each step, with one generator per device, each from the same seed."""
+    generator_on = cache(lambda device: torch.Generator(device).manual_seed(seed))
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._made: dict[torch.device, torch.Generator] = {}
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for gradient in (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            change(gradient, generator_on(gradient.device))
 
-    def on(self, device: torch.device) -> torch.Generator:
-        if device not in self._made:
-            self._made[device] = torch.Generator(device).manual_seed(self.seed)
-        return self._made[device]
-
-
-def _check_levels(levels: int) -> None:
-    if levels < 1:
-        raise ValueError(f"levels must be at least 1, not {levels}")
-
-
-def _gradients(optimizer: Optimizer) -> list[Tensor]:
-    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return optimizer.register_step_pre_hook(hook)

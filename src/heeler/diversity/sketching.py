@@ -11,9 +11,8 @@ about 2/K where many directions share M: at K = 256 a standard deviation of 8.8%
 
 **Kronecker** (matrices.py): s = RᵀGC with R (m × p) and C (n × q). RRᵀ − I and CCᵀ − I have mean zero and, off their
 diagonals, entries of variance λ and μ, the *losses* of the two sides: 1/p for independent signs; (w − p)/((w − 1)p)
-for p random columns of a Hadamard matrix of width w ≥ m; 0 where p ≥ m, the identity with signs. Taking the expectation
-over C, then R, with the diagonals counted in (Gaussian fourth moments, which bound those of signs), for two gradients
-G, H of one weight
+for p random columns of a Hadamard matrix of width w ≥ m; 0 where p ≥ m, the identity with signs. For two gradients G, H
+of one weight, with the diagonals counted in (Gaussian fourth moments, which bound those of signs),
 
     Cov(‖RᵀGC‖², ‖RᵀHC‖²) ≈ 2λ⟨GGᵀ, HHᵀ⟩ + 2μ⟨GᵀG, HᵀH⟩ + 2λμ(⟨G, H⟩² + tr GHᵀGHᵀ).
 
@@ -24,18 +23,18 @@ V_S the same of the one matrix S, the ratio has
     τ² = Var(log Â − log D̂) ≈ 2λ ‖U_A/A − U_S/D‖_F² + 2μ ‖V_A/A − V_S/D‖_F² + 2λμ ‖M/A − SSᵀ/D‖_F²,
 
 small only where the sum's rows and columns are spread as the examples' are. The sketches' own moments Û, V̂ (p × p and
-q × q) estimate the distances; each comes out too large by its noise in the other side, about μ and λ, which makes the
-sum of the first two terms 4λμ too large. The last term is about 2λμ, so the first two alone, from the sketches, are τ²
-and 2λμ more: a margin that is left in, for τ² is itself an estimate. Dense signs are the case q = 1, C = 1.
+q × q) estimate the distances, each too large by its noise in the other side, about μ and λ: together 4λμ too much. The
+last term is about 2λμ, so the first two alone, from the sketches, are τ² + 2λμ: a margin that is left in, for τ² is
+itself an estimate. Dense signs are the case q = 1, C = 1.
 
-**Layouts.** p × q is fitted to each weight, and the sketches of all weights are added up, so a sketch is to be read in
-several ways: `layouts_of(sketcher)` names them. Read as p × q, weights of another layout are taken for noise (this is
-not derived; the measurements below bear it out), so each layout gives the terms of its own weights, as shares of all of
-A and D, and the layouts' terms add. Parameters that share places collide: weights with each other, with a variance of
-about 2/(pq) times their shares, and a bias with its weight, of which it is one more input column with signs of its own:
-up to 4/q times their shares. That is why an input side counts as losing 1/q even where it keeps all of its columns,
-unless one weight without bias is alone. Read in a wrong layout the moments mean nothing: 16 × 16 for a 10 × 25 sketch
-makes intervals that are too short, so "kronecker" is for independent signs, not for Heeler's sketches.
+**Layouts.** p × q is fitted to each weight, and the sketches of all weights are added up, so a sketch is read in
+several ways, which `layouts_of(sketcher)` names. Read as p × q, weights of another layout are taken for noise (not
+derived; the measurements below bear it out), so each layout gives the terms of its own weights, as shares of all of A
+and D, and the layouts' terms add. Parameters that share places collide: weights with each other, with a variance of
+about 2/(pq) times their shares, and a bias with its weight, as one more input column: up to 4/q times their shares. So
+an input side counts as losing 1/q even where it keeps all columns, unless one weight without bias is alone. Read in a
+wrong layout the moments mean nothing (16 × 16 for a 10 × 25 sketch makes intervals that are too short), so "kronecker"
+is for independent signs, not for Heeler's sketches.
 
 **Bias.** A positive number without bias and with relative variance v has a logarithm that is low by about v/2. So
 log(D̂/Â) is low by (v_D − v_A)/2, up to 10%: that is added back, to the value and to its interval.
@@ -48,13 +47,10 @@ Measured over 100 seeds at K = 256, digits, 500 examples; initialisation, middle
 
 So K = 256 alone does *not* bring the bound within 10% dependably (a dense sketch: 71 to 84 of 100); D̂ and Â alone vary
 by 10 to 21%. The interval is 1.1 to 1.2 times as wide as it had to be for softmax regression, 1.6 to 1.8 times for
-LeNet, and more (1.9 to 2.7 times; 5.6 times with D known) for networks of small layers that keep all rows and columns,
-where the biases' collisions are counted for every column. Two cheap additions make it 1.3 to 2.1%, within 10% for 100
-(`heeler.diversity.measure` makes both, at the present weights):
-
-- D: the sum is what `p.grad` holds. At fixed weights its squared norm is exact.
-- A: `pick_for_calibration` draws some examples with probability ∝ ‖s_i‖²; their exact squared norms (one backward with
-  `Sketcher(exact=True)`, or any other way) give A by `calibrate`, with an error that falls as 1/√n whatever the tails.
+LeNet, and 1.9 to 2.7 times (5.6 with D known) for networks of small layers that keep all rows and columns, where the
+biases' collisions are counted for every column. `heeler.diversity.measure` makes it 1.3 to 2.1%, within 10% for 100, by
+two cheap additions: D is the squared norm of what `p.grad` holds, exact at fixed weights; and `calibrate` gives A from
+exact norms of examples drawn by `pick_for_calibration`, with an error that falls as 1/√n whatever the tails.
 """
 
 from __future__ import annotations
@@ -62,7 +58,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -90,27 +86,28 @@ class Layout:
     col_loss: float
 
 
-Sketch = str | tuple[int, int] | tuple[Layout, ...] | None
+Layouts = tuple[Layout, ...]
+Sketch = str | tuple[int, int] | Layouts | None
 
 
-def layouts_of(sketcher: Sketcher) -> tuple[Layout, ...] | None:
+def layouts_of(sketcher: Sketcher) -> Layouts | None:
     """What to give as `sketch=` for this sketcher's sketches; None if it is exact."""
     if sketcher.exact:
         return None
-    matrices = [part for part in sketcher.projections if isinstance(part, Matrix)]
     alone = len(sketcher.projections) == 1
     found: dict[tuple[int, int], tuple[float, float]] = {}
-    for matrix in matrices:
+    for matrix in (part for part in sketcher.projections if isinstance(part, Matrix)):
         spec = matrix.spec
         n_grad, n_input = (spec.rows, spec.cols) if spec.grad_is_rows else (spec.cols, spec.rows)
-        of_grad = side_loss(n_grad, matrix.k_grad) + unread_loss(n_grad, matrix.of_grad)
         kept = alone and matrix.of_ones is None and matrix.k_input >= n_input
         of_input = 0.0 if kept else 1 / matrix.k_input + unread_loss(n_input, matrix.of_input)
-        shape, losses = (matrix.k_grad, matrix.k_input), (of_grad, of_input)
-        if not spec.grad_is_rows:
-            shape, losses = shape[::-1], losses[::-1]
-        known = found.get(shape, (0.0, 0.0))
-        found[shape] = (max(known[0], losses[0]), max(known[1], losses[1]))
+        sides = [
+            (matrix.k_grad, side_loss(n_grad, matrix.k_grad) + unread_loss(n_grad, matrix.of_grad)),
+            (matrix.k_input, of_input),
+        ]
+        (rows, row_loss), (cols, col_loss) = sides if spec.grad_is_rows else sides[::-1]
+        known = found.get((rows, cols), (0.0, 0.0))
+        found[rows, cols] = max(known[0], row_loss), max(known[1], col_loss)
     if not found:  # norms' gains alone
         return layouts_for("dense", sketcher.dim)
     return tuple(Layout(*shape, *losses) for shape, losses in found.items())
@@ -123,15 +120,15 @@ def side_loss(n: int, k: int) -> float:
 
 
 def unread_loss(n: int, projection: Projection) -> float:
-    """What it adds to λ that only some blocks of n columns are read: as where each block's share of the square varies
-    as much as it is. Evenly spread gradients lose nothing."""
+    """Added to λ where only some blocks of n columns are read, as if each block's share of the square varied as much
+    as it is. Evenly spread gradients lose nothing."""
     if projection.blocks is None:
         return 0.0
     read = projection.blocks.numel() * BLOCK
     return (1 - read / n) * BLOCK / read
 
 
-def layouts_for(sketch: Sketch, dim: int) -> tuple[Layout, ...]:
+def layouts_for(sketch: Sketch, dim: int) -> Layouts:
     """What `vectors` of `dim` numbers are; () for gradients themselves."""
     if sketch is None:
         return ()
@@ -140,13 +137,11 @@ def layouts_for(sketch: Sketch, dim: int) -> tuple[Layout, ...]:
     if sketch == "dense":
         return (Layout(dim, 1, 1 / dim, 0.0),)
     if isinstance(sketch, tuple) and sketch:
-        fitting = tuple(one for one in sketch if isinstance(one, Layout) and one.rows * one.cols <= dim)
-        if len(fitting) == len(sketch):
-            return fitting
-        numbers = [one for one in sketch if isinstance(one, int)]
-        if len(numbers) == len(sketch) == 2 and numbers[0] * numbers[1] == dim:
-            p, q = numbers
-            return (Layout(p, q, 1 / p if p > 1 else 0.0, 1 / q if q > 1 else 0.0),)
+        if all(isinstance(one, Layout) and one.rows * one.cols <= dim for one in sketch):
+            return cast("Layouts", sketch)
+        sides = [one for one in sketch if isinstance(one, int)]
+        if len(sides) == len(sketch) == 2 and math.prod(sides) == dim:
+            return (Layout(*sides, *(1 / side if side > 1 else 0.0 for side in sides)),)
     raise ValueError(
         f"sketch={sketch!r} does not describe vectors of {dim} numbers: give None for full gradients (an exact "
         f'sketcher\'s too), layouts_of(sketcher) for Heeler\'s sketches, "kronecker" for independent signs, "dense", '
@@ -154,7 +149,7 @@ def layouts_for(sketch: Sketch, dim: int) -> tuple[Layout, ...]:
     )
 
 
-def moments(vectors: Floats, layouts: tuple[Layout, ...]) -> Floats:
+def moments(vectors: Floats, layouts: Layouts) -> Floats:
     """Σ‖s‖², then for every layout Û = Σ s sᵀ and V̂ = Σ sᵀ s of sketches (b, K) read as p × q: one flat array.
 
     These are sums: those of several batches add up. Without a layout it is empty.
@@ -170,14 +165,12 @@ def moments(vectors: Floats, layouts: tuple[Layout, ...]) -> Floats:
     return np.concatenate(parts)
 
 
-def _shares(moment: Floats, layouts: tuple[Layout, ...]) -> Iterator[tuple[Layout, Floats, Floats]]:
+def _shares(moment: Floats, layouts: Layouts) -> Iterator[tuple[Layout, Floats, Floats]]:
     """Every layout with its U (p, p) and V (q, q), as shares of Σ‖s‖²."""
-    at = 1
+    rest = moment[1:] / moment[0]
     for one in layouts:
-        middle, end = at + one.rows**2, at + one.rows**2 + one.cols**2
-        of_rows, of_cols = moment[at:middle] / moment[0], moment[middle:end] / moment[0]
+        of_rows, of_cols, rest = np.split(rest, [one.rows**2, one.rows**2 + one.cols**2])
         yield one, of_rows.reshape(one.rows, one.rows), of_cols.reshape(one.cols, one.cols)
-        at = end
 
 
 class SketchError(NamedTuple):
@@ -192,12 +185,7 @@ class SketchError(NamedTuple):
 
 
 def sketch_error(
-    moment: Floats,
-    total: Floats,
-    layouts: tuple[Layout, ...],
-    *,
-    sum_known: bool = False,
-    squares_known: bool = False,
+    moment: Floats, total: Floats, layouts: Layouts, *, sum_known: bool = False, squares_known: bool = False
 ) -> SketchError:
     """From the `moments` of the examples' sketches and the sum's sketch (K,). See above.
 
@@ -207,26 +195,23 @@ def sketch_error(
         return SketchError()
     lossy = [k for one in layouts for k, loss in ((one.rows, one.row_loss), (one.cols, one.col_loss)) if loss > 0]
     freedom = min(lossy, default=math.inf)
-    of_squares = log_variance_of_squares(moment, layouts)
-    of_sum = log_variance_of_sum(total, layouts)
-    if sum_known:
-        return SketchError(of_squares, -of_squares / 2, freedom)
-    if squares_known:
-        return SketchError(of_sum, of_sum / 2, freedom)
-    return SketchError(log_variance_of_ratio(moment, total, layouts), (of_sum - of_squares) / 2, freedom)
+    of_squares = 0.0 if squares_known else log_variance_of_squares(moment, layouts)
+    of_sum = 0.0 if sum_known else log_variance_of_sum(total, layouts)
+    both = not (sum_known or squares_known)
+    variance = log_variance_of_ratio(moment, total, layouts) if both else of_sum + of_squares
+    return SketchError(variance, (of_sum - of_squares) / 2, freedom)
 
 
-def log_variance_of_ratio(moment: Floats, total: Floats, layouts: tuple[Layout, ...]) -> float:
+def log_variance_of_ratio(moment: Floats, total: Floats, layouts: Layouts) -> float:
     """τ², with both sums from the sketches."""
-    variance = 0.0
     of_sum = _shares(moments(total[None], layouts), layouts)
-    for (one, u, v), (_, u_sum, v_sum) in zip(_shares(moment, layouts), of_sum, strict=True):
-        variance += 2 * one.row_loss * float(np.sum((u - u_sum) ** 2))
-        variance += 2 * one.col_loss * float(np.sum((v - v_sum) ** 2))
-    return variance
+    return sum(
+        2 * one.row_loss * float(np.sum((u - u_sum) ** 2)) + 2 * one.col_loss * float(np.sum((v - v_sum) ** 2))
+        for (one, u, v), (_, u_sum, v_sum) in zip(_shares(moment, layouts), of_sum, strict=True)
+    )
 
 
-def log_variance_of_squares(moment: Floats, layouts: tuple[Layout, ...]) -> float:
+def log_variance_of_squares(moment: Floats, layouts: Layouts) -> float:
     """The variance of log Â alone."""
     variance = 0.0
     for one, u, v in _shares(moment, layouts):
@@ -237,7 +222,7 @@ def log_variance_of_squares(moment: Floats, layouts: tuple[Layout, ...]) -> floa
     return variance
 
 
-def log_variance_of_sum(total: Floats, layouts: tuple[Layout, ...]) -> float:
+def log_variance_of_sum(total: Floats, layouts: Layouts) -> float:
     """The variance of log D̂ alone: of one layout, from 2λμ to (1 + 2λ)(1 + 2μ) − 1 with its losses λ and μ."""
     variance = 0.0
     for one, u, _ in _shares(moments(total[None], layouts), layouts):
@@ -252,10 +237,8 @@ def log_variance_of_sum(total: Floats, layouts: tuple[Layout, ...]) -> float:
 
 
 def pick_for_calibration(sketch_squares: ArrayLike, count: int = 128, seed: int = 0) -> NDArray[np.int64]:
-    """(count,) examples whose exact norms to take, drawn with replacement with probability ∝ ‖s_i‖².
-
-    sketch_squares: (N,) ‖s_i‖², at the weights at which the exact norms will be taken.
-    """
+    """(count,) examples whose exact norms to take (one backward with `Sketcher(exact=True)`, or any other way), drawn
+    with replacement by `sketch_squares`, (N,) ‖s_i‖² at the weights at which the norms will be taken."""
     squares = np.asarray(sketch_squares, dtype=np.float64)
     if squares.ndim != 1 or not np.isfinite(squares).all() or (squares < 0).any() or not squares.sum() > 0:
         raise ValueError("sketch_squares must be (N,) finite squared norms that are not all zero")
@@ -266,16 +249,11 @@ def calibrate(sketch_squares: ArrayLike, picked: ArrayLike, exact_squares: Array
     """A = Σ‖g_i‖², from all sketch norms and the exact norms of the picked examples (Hansen & Hurwitz 1943).
 
     As example i is picked with probability ‖s_i‖²/Â, the mean of Â·‖g_i‖²/‖s_i‖² over the picked is unbiased for A.
-    Its spread is that of the *ratio*, so heavy tails of the norms do not enter.
-
-    Args:
-        sketch_squares: (N,) ‖s_i‖², as given to `pick_for_calibration`.
-        picked: (n,) what that returned.
-        exact_squares: (n,) ‖g_i‖² of the picked.
+    Its spread is that of the *ratio*, so heavy tails of the norms do not enter. sketch_squares: (N,), and picked: (n,),
+    as given to and returned by `pick_for_calibration`. exact_squares: (n,) ‖g_i‖² of the picked.
     """
     squares = np.asarray(sketch_squares, dtype=np.float64)
-    where = np.asarray(picked)
-    ratios = np.asarray(exact_squares, dtype=np.float64) / squares[where]
+    ratios = np.asarray(exact_squares, dtype=np.float64) / squares[np.asarray(picked)]
     if ratios.ndim != 1 or len(ratios) < 2:
         raise ValueError("calibration needs the exact norms of at least two picked examples")
     mean = float(ratios.mean())
@@ -291,11 +269,15 @@ def as_rows(vectors: Any) -> Any:
     return found
 
 
-def to_floats(part: Any) -> Floats:
-    """A chunk (b, K) on the host, to be added up: float64; float32 for half precision, which is no finer than that."""
+def to_floats(part: Any, *, single: bool = False) -> Floats:
+    """A chunk (b, K) on the host, to be added up: float64; float32 for half precision, which is no finer than that.
+
+    single: leave float32 as it is, for sums over one batch.
+    """
+    half = part.dtype.itemsize == 2
+    if half and isinstance(part, np.ndarray) and part.flags.writeable:
+        part = torch.from_numpy(part)  # which converts faster than NumPy
     if isinstance(part, Tensor):
         part = part.detach().cpu()
-        return np.asarray((part.float() if part.dtype in (torch.float16, torch.bfloat16) else part.double()).numpy())
-    if part.dtype != np.float16:
-        return np.asarray(part, dtype=np.float64)
-    return torch.from_numpy(part).float().numpy() if part.flags.writeable else part.astype(np.float32)
+        part = (part.float() if half else part).numpy()
+    return np.asarray(part, dtype=np.float32 if half or (single and part.dtype == np.float32) else np.float64)

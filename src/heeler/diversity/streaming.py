@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import Any
 
 import numpy as np
-import torch
 
-from heeler.diversity.alignment import (
-    BOUND,
-    DIVERSITY,
-    Alignment,
-    Of,
-    align,
-    bound_of,
-    invert,
-    jackknife_width,
-    less_one,
-)
+from heeler.diversity.alignment import Alignment, Of, align_dataset, align_sample, jackknife_width, less_one
 from heeler.diversity.measured import Estimate, Measured
-from heeler.diversity.sketching import (
-    Floats,
-    Sketch,
-    as_rows,
-    layouts_for,
-    moments,
-    sketch_error,
-)
+from heeler.diversity.sketching import Floats, Sketch, as_rows, layouts_for, moments, sketch_error, to_floats
 
 GROUPS = 16
 """Sums kept apart, for a jackknife that leaves out one of them at a time."""
@@ -40,13 +23,11 @@ FOLD = 32
 class StreamingDiversity:
     """Updated with every batch's vectors, (b, K); O(b·K) work a step, O(K) memory.
 
-    half_life: None for a window that is closed by hand, with `reset`, at the end of an epoch: every example once, so
-        the result is of the dataset. A number of examples for an exponential window: weight 2^(−age/half_life); its
-        examples count as a random sample of many more.
+    half_life: None for a window that `reset` closes at the end of an epoch: every example once, so the result is of the
+        dataset. A number of examples for weights of 2^(−age/half_life), whose examples are a sample of many more.
     sketch: as for `batch_size_bound`. ("dense" keeps K² numbers; a p × q layout p² + q².)
-    weights: "moving" as long as the weights change between updates, "fixed" if they do not. It is a label: over moving
-        weights S = Σ g_i(w_t) adds up gradients of different points, so a window in which the weights travel far has a
-        smaller ‖S‖, hence a larger bound, than any single point in it.
+    weights: a label: "moving" if the weights change between updates, else "fixed". Gradients of different points have a
+        shorter sum, hence a larger bound, than those of any one point.
 
     With weights ω_i, S = Σ ω_i v_i, W₁ = Σ ω_i, W₂ = Σ ω_i², A₁ = Σ ω_i‖v_i‖², A₂ = Σ ω_i²‖v_i‖²:
 
@@ -71,9 +52,11 @@ class StreamingDiversity:
 
     def reset(self) -> None:
         """Open a new window."""
-        self._totals = np.zeros((GROUPS, self.dim))
-        self._numbers = np.zeros((GROUPS, 4))  # W₁, W₂, A₁, A₂ of each group
-        self._moment = moments(np.zeros((0, self.dim)), self.layouts)
+        self._sums = {
+            "totals": np.zeros((GROUPS, self.dim)),
+            "numbers": np.zeros((GROUPS, 4)),  # W₁, W₂, A₁, A₂ of each group
+            "moment": moments(np.zeros((0, self.dim)), self.layouts),
+        }
         self._picked: list[tuple[int, Floats]] = []
         self._age = 0
         self._updates = 0
@@ -83,15 +66,19 @@ class StreamingDiversity:
         found = as_rows(vectors)
         if found.shape[1] != self.dim:
             raise ValueError(f"vectors must be (b, {self.dim}), not {tuple(found.shape)}")
-        batch = _on_host(found)
+        batch = to_floats(found, single=True)
         squares = float(np.vdot(batch, batch))
         if not math.isfinite(squares):
             return
         if self.half_life is not None:
-            self._fade(len(batch), self.half_life)
+            factor = 2.0 ** (-len(batch) / self.half_life)
+            self._sums["totals"] *= factor
+            self._sums["numbers"] *= (factor, factor**2, factor, factor**2)
+            self._sums["moment"] *= factor
+            self._age += len(batch)
         group = self._updates % GROUPS
-        self._totals[group] += batch.sum(axis=0)
-        self._numbers[group] += (len(batch), len(batch), squares, squares)
+        self._sums["totals"][group] += batch.sum(axis=0)
+        self._sums["numbers"][group] += (len(batch), len(batch), squares, squares)
         if self.layouts:
             self._picked.append((self._age, batch[:: -(-len(batch) // MOMENT_ROWS)].astype(np.float64)))
             if len(self._picked) == FOLD:
@@ -103,25 +90,21 @@ class StreamingDiversity:
         mine = (self.dim, self.half_life, self.layouts, self.weights)
         if mine != (other.dim, other.half_life, other.layouts, other.weights):
             raise ValueError("only windows of the same dim, half_life, sketch and weights can be merged")
-        merged = StreamingDiversity(
-            self.dim, half_life=self.half_life, sketch=self.layouts or None, weights=self.weights
-        )
-        for part in (self, other):
-            part._fold()
-        merged._totals = self._totals + other._totals
-        merged._numbers = self._numbers + other._numbers
-        merged._moment = self._moment + other._moment
-        merged._updates = max(self._updates, other._updates)
+        merged = copy(self)
+        merged.reset()
+        one, two = self.state_dict(), other.state_dict()
+        sums = {name: one[name] + two[name] for name in self._sums}
+        merged.load_state_dict({**sums, "updates": max(one["updates"], two["updates"])})
         return merged
 
     def diversity(self, level: float = 0.95) -> Measured:
         """Δ of the window's examples (with an exponential window: of W₁ examples)."""
-        return invert(self._alignment("dataset", level), 1.0, DIVERSITY, level, self.weights)
+        return self._alignment("dataset", level).diversity(self.weights)
 
     def bound(self, of: Of | None = None, level: float = 0.95) -> Measured:
         """The batch-size bound. of: "dataset" or "sample"; by default what the window is."""
         chosen: Of = of or ("dataset" if self.half_life is None else "sample")
-        return bound_of(self._alignment(chosen, level), BOUND, level, self.weights)
+        return self._alignment(chosen, level).bound(self.weights)
 
     def noise_scale(self, of: Of | None = None, level: float = 0.95) -> Measured:
         """The bound − 1."""
@@ -130,33 +113,19 @@ class StreamingDiversity:
     def state_dict(self) -> dict[str, Any]:
         """Arrays and numbers only, as copies. To merge across processes, add up the arrays."""
         self._fold()
-        return {
-            "totals": self._totals.copy(),
-            "numbers": self._numbers.copy(),
-            "moment": self._moment.copy(),
-            "updates": self._updates,
-        }
+        return {**{name: value.copy() for name, value in self._sums.items()}, "updates": self._updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; raises, and changes nothing, if it does not fit."""
-        own = self.state_dict()
-        found = {name: np.asarray(state[name]).astype(np.float64) for name in own if name != "updates"}  # copies
+        found = {name: np.asarray(state[name]).astype(np.float64) for name in self._sums}  # copies
         for name, value in found.items():
-            if value.shape != own[name].shape:
+            own = self._sums[name].shape
+            if value.shape != own:
                 raise ValueError(
-                    f"the state's {name} is {value.shape}, here it is {own[name].shape}: "
-                    "resume with the same dim and sketch"
+                    f"the state's {name} is {value.shape}, here it is {own}: resume with the same dim and sketch"
                 )
         self._picked.clear()
-        self._totals, self._numbers, self._moment = found["totals"], found["numbers"], found["moment"]
-        self._updates = int(state["updates"])
-
-    def _fade(self, examples: int, half_life: float) -> None:
-        factor = 2.0 ** (-examples / half_life)
-        self._totals *= factor
-        self._numbers *= (factor, factor**2, factor, factor**2)
-        self._moment *= factor
-        self._age += examples
+        self._sums, self._updates = found, int(state["updates"])
 
     def _fold(self) -> None:
         """Take the moments of the rows that were put by, each with the weight of its age."""
@@ -164,53 +133,28 @@ class StreamingDiversity:
             return
         faded = 0.0 if self.half_life is None else 1 / self.half_life
         rows = [part * 2.0 ** (-0.5 * faded * (self._age - born)) for born, part in self._picked]
-        self._moment += moments(np.concatenate(rows), self.layouts)
+        self._sums["moment"] += moments(np.concatenate(rows), self.layouts)
         self._picked.clear()
 
     def _alignment(self, of: str, level: float) -> Alignment:
         if of not in ("dataset", "sample"):
             raise ValueError(f'of must be "dataset" or "sample", not {of!r}')
-        total, numbers = self._totals.sum(axis=0), self._numbers.sum(axis=0)
-        count, count_2, squares, squares_2 = (float(n) for n in numbers)
-        if count == 0:
-            return Alignment(math.nan, 0, 0, 0, 1, "no batch has come in yet")
+        total, numbers = self._sums["totals"].sum(axis=0), self._sums["numbers"].sum(axis=0)
+        if numbers[0] == 0:
+            return Alignment.unknown("no batch has come in yet", level)
         self._fold()
         whole = float(total @ total)
-        error = sketch_error(self._moment, total, self.layouts)
-        if of == "dataset":
-            return align(Estimate(whole), Estimate(squares), count=count, error=error, level=level)
-        pairs = count**2 - count_2
-        if pairs <= 1e-9 * count**2:
-            return Alignment(math.nan, 0, 0, 1, 1, "one example does not tell how much gradients differ: take more")
-        # R = ‖S‖²/A₂ makes 1/B = slope·(R − 1).
-        slope = squares_2 * count / (pairs * squares) if squares > 0 else 1.0
-        sampling = self._sampling(total, numbers, level) / slope if squares > 0 else 0.0
-        return align(
-            Estimate(whole),
-            Estimate(squares_2),
-            count=count**2 / count_2,
-            error=error,
-            level=level,
-            offset=1.0,
-            slope=slope,
-            sampling=sampling,
-        )
+        error = sketch_error(self._sums["moment"], total, self.layouts)
+        if of == "sample":
+            return align_sample(whole, numbers, level, error, lambda: self._sampling(total, numbers, level))
+        return align_dataset(Estimate(whole), Estimate(float(numbers[2])), float(numbers[0]), level, error)
 
     def _sampling(self, total: Floats, numbers: Floats, level: float) -> float:
         """Half the interval of 1/B: leave out one group of batches at a time."""
-        used = self._numbers[:, 0] > 0
-        n1, n2, a1, a2 = (numbers - self._numbers[used]).T
-        whole = np.sum((total - self._totals[used]) ** 2, axis=1)
+        used = self._sums["numbers"][:, 0] > 0
+        n1, n2, a1, a2 = (numbers - self._sums["numbers"][used]).T
+        whole = np.sum((total - self._sums["totals"][used]) ** 2, axis=1)
         usable = (n1**2 - n2 > 1e-9 * numbers[0] ** 2) & (a1 > 0)
         if not usable.all():
             return math.inf
         return jackknife_width((whole - a2) / (n1**2 - n2) * n1 / a1, level)
-
-
-def _on_host(vectors: Any) -> Floats:
-    """(b, K) in single precision where it came so: sums over a batch need no more, those over batches are double."""
-    if isinstance(vectors, torch.Tensor):
-        vectors = vectors.detach().cpu()
-        vectors = (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).numpy()
-    found = np.asarray(vectors)
-    return found if found.dtype in (np.float32, np.float64) else found.astype(np.float32)

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heeler.diversity.alignment import BOUND, DIVERSITY, Sums, align, bound_of, invert, less_one
-from heeler.diversity.estimators import Diversity
-from heeler.diversity.measured import Estimate
-from heeler.diversity.sketching import SketchError, calibrate, pick_for_calibration, to_floats
+from heeler.diversity.alignment import Sums, align_dataset
+from heeler.diversity.measured import Diversity, Estimate
+from heeler.diversity.sketching import Floats, SketchError, calibrate, pick_for_calibration, to_floats
 from heeler.sketch import Sketcher
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -33,9 +32,8 @@ def measure(model: nn.Module, batches: Iterable[Any], loss: Loss, *, level: floa
 
         found = heeler.diversity.measure(model, loader, lambda model, batch: loss_fn(model(batch[0]), batch[1]))
 
-    The sum of gradients is exact. Where the whole gradient of every example is small enough to be kept (up to 2048
-    parameters), so is the rest. Otherwise Σ‖g‖² comes from sketches of 256 numbers and the exact norms of 128 examples
-    picked by them; the interval tells how far that may be off.
+    The sum of gradients is exact. So is the rest for up to 2048 parameters; beyond, Σ‖g‖² comes from sketches of 256
+    numbers and the exact norms of 128 examples picked by them, and the interval tells how far that may be off.
 
     It takes one forward and backward of every batch and 128 of single examples, and leaves the model as it was:
     gradients, buffers and mode. Inside a run with a handle, wrap it in `with handle.paused():`. For one process and a
@@ -57,24 +55,16 @@ def measure(model: nn.Module, batches: Iterable[Any], loss: Loss, *, level: floa
             sketcher.detach()
         parameters = [p for p in model.parameters() if p.requires_grad]
         whole = Estimate(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
-        if sketcher.exact and sketcher.dim == sum(p.numel() for p in parameters):
-            total = Estimate(sums.squares)
-        elif not sums.squares > 0:
-            total = Estimate(0.0)
-        else:
+        total = Estimate(sums.squares)
+        if sums.squares > 0 and not (sketcher.exact and sketcher.dim == sum(p.numel() for p in parameters)):
             picked = pick_for_calibration(squares, CALIBRATED_BY, seed)
             total = calibrate(squares, picked, _exact_squares(model, parameters, batches, loss, picked))
-    error = SketchError(variance=total.relative_variance)
-    found = align(whole, total, count=sums.count, error=error, level=level)
-    bound = bound_of(found, BOUND, level)
-    return Diversity(invert(found, 1.0, DIVERSITY, level), bound, less_one(bound))
+    return align_dataset(whole, total, sums.count, level, SketchError()).all()
 
 
-def _one_pass(
-    model: nn.Module, sketcher: Sketcher, batches: Iterable[Any], loss: Loss
-) -> tuple[Sums, np.ndarray[Any, np.dtype[np.float64]]]:
+def _one_pass(model: nn.Module, sketcher: Sketcher, batches: Iterable[Any], loss: Loss) -> tuple[Sums, Floats]:
     """Add up all gradients in the parameters' `grad`; the sums of the sketches, and each one's squared norm."""
-    sums, squares = Sums(sketcher.dim, ()), []
+    sums, squares = Sums(sketcher.dim), []
     for batch in batches:
         count = _count(batch)
         (loss(model, batch) * count).backward()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from heeler.forecast.costs import Needs, least_epochs, steps_per_epoch
+from heeler.forecast.costs import Needs, least_epochs
 from heeler.forecast.timing import Timing
 from heeler.sketch import Coverage
 
@@ -30,19 +31,25 @@ class Finding:
     do: str
 
 
-def of_dataset(dataset: Any) -> Iterator[Finding]:
-    """Whether it can be ordered at all."""
+stops, limits, note = (partial(Finding, level) for level in ("stops", "limits", "note"))
+
+
+def of_parts(model: nn.Module, dataset: Any, examples: int) -> Iterator[Finding]:
+    """Whether the model can be tapped and the dataset ordered at all."""
+    if isinstance(model, nn.DataParallel):
+        yield stops(
+            "nn.DataParallel copies the model in every step, and the copies have no taps",
+            "start one process per device and use DistributedDataParallel",
+        )
     if isinstance(dataset, IterableDataset) or not (isinstance(dataset, int) or hasattr(dataset, "__len__")):
-        yield Finding(
-            "stops",
+        yield stops(
             f"{type(dataset).__name__} has no fixed length and numbers: there is nothing to order",
             "use a dataset with __len__ and __getitem__; a stream can be written to disk and read by number",
         )
-    elif (dataset if isinstance(dataset, int) else len(dataset)) < 1:
-        yield Finding("stops", "the dataset is empty", "give it examples")
+    elif examples < 1:
+        yield stops("the dataset is empty", "give it examples")
     if hasattr(dataset, "set_epoch"):
-        yield Finding(
-            "note",
+        yield note(
             f"{type(dataset).__name__} may change with the epoch (it has set_epoch)",
             "keep the examples' number and numbering; one that has grown goes on with heeler.grow(state, examples)",
         )
@@ -50,44 +57,26 @@ def of_dataset(dataset: Any) -> Iterator[Finding]:
 
 def of_run(examples: int, batch_size: int, workers: int, epochs: int | None, shards: str) -> Iterator[Finding]:
     """Numbers that leave nothing to gain, or an odd end of the epoch."""
-    steps, together = steps_per_epoch(examples, batch_size, workers), batch_size * workers
-    if steps < 2:
-        yield Finding(
-            "stops",
+    together = batch_size * workers
+    if examples <= together:
+        yield stops(
             f"an epoch is one step of {examples} examples: any order gives the same sum",
             "use smaller batches, or full gradient descent as it is",
         )
         return
     if epochs == 1:
-        yield Finding(
-            "stops",
+        yield stops(
             "one epoch: the first order is random, and there is no second",
             "train for several epochs, or leave Heeler out",
         )
     rest = examples % together
-    if rest and workers == 1:
-        yield Finding(
-            "note",
-            f"the last step of an epoch has {rest} of {batch_size} examples",
-            "nothing, or drop_last=True in the loader: what is dropped differs from epoch to epoch",
-        )
-    elif rest and shards == "global":
+    if rest and (workers == 1 or shards == "global"):
         repeated = -rest % workers
-        yield Finding(
-            "note",
+        yield note(
             f"the last step of an epoch has {rest} of {together} examples"
             + (f", and {repeated} of the epoch are repeated so that all workers have equally many" if repeated else ""),
-            "nothing, or drop_last=True in the sampler",
-        )
-
-
-def of_model(model: nn.Module) -> Iterator[Finding]:
-    """What the wrapper says before any layer is looked at."""
-    if isinstance(model, nn.DataParallel):
-        yield Finding(
-            "stops",
-            "nn.DataParallel copies the model in every step, and the copies have no taps",
-            "start one process a device and use DistributedDataParallel",
+            "nothing, or drop_last=True in the loader (with several workers, the sampler): what is dropped differs "
+            "from epoch to epoch",
         )
 
 
@@ -101,48 +90,42 @@ def of_coverage(coverage: Coverage) -> Iterator[Finding]:
     for reason, lines in by_reason.items():
         names = ", ".join(line.parameter for line in lines[:3]) + (", ..." if len(lines) > 3 else "")
         share = sum(line.size for line in lines) / total
-        yield Finding(
-            "limits" if share > 0.1 else "note",
+        do = "docs/layer-rules.md says how to write a rule"
+        if "attention dropout" in reason:
+            do = "set its dropout to 0 if the run can do without"
+        yield (limits if share > 0.1 else note)(
             f"{share:.1%} of the parameters cannot be sketched: {reason} ({names})",
-            "set its dropout to 0 if the run can do without; the rest is sketched all the same"
-            if "attention dropout" in reason
-            else "the rest is sketched all the same; docs/layer-rules.md says how to write a rule",
+            f"the rest is sketched all the same; {do}",
         )
 
 
-def of_cost(needs: Needs, ratio: float | None, run_ratio: float | None, epochs: int | None) -> Iterator[Finding]:
-    """Memory that may not be there, and time that may not come back.
+def of_cost(
+    needs: Needs, timing: Timing | None, ratio: float | None, run_ratio: float | None, epochs: int | None
+) -> Iterator[Finding]:
+    """Memory that may not be there, time that may not come back, and a measurement that says little.
 
     ratio: an epoch in which sketches are taken over a plain one. run_ratio: the run over a plain one, if known.
     """
     there = _memory()
     if there is not None and needs.table_bytes > there / 2:
-        yield Finding(
-            "limits",
+        yield limits(
             f"the table takes {needs.table_bytes / 1e9:.1f} GB of {there / 1e9:.1f} GB of memory",
             "use a smaller dim=, or on one worker order='pair', which keeps no table",
         )
     paid, what = (ratio, "an epoch with sketches") if run_ratio is None else (run_ratio, "the run")
     if paid is not None and paid > DEAR:
-        yield Finding(
-            "limits",
+        yield limits(
             f"{what} takes {paid:.2f} times as long",
             "small steps are bound by launching operations: tap one layer with layers=lambda name, module: ..., "
             "compile the model, or use larger batches",
         )
     if ratio is not None and epochs is not None and 1 < epochs < least_epochs(ratio):
-        yield Finding(
-            "limits",
+        yield limits(
             f"{epochs} epochs are too few to win back the time: the first one is random",
             f"it can pay from {least_epochs(ratio)} epochs on",
         )
-
-
-def of_timing(timing: Timing) -> Iterator[Finding]:
-    """A measurement that says little."""
-    if timing.high > UNSTEADY * timing.low:
-        yield Finding(
-            "note",
+    if timing is not None and timing.high > UNSTEADY * timing.low:
+        yield note(
             f"the measured ratio went from {timing.low:.2f} to {timing.high:.2f}: something else is running here",
             "measure again on an idle machine",
         )
@@ -150,36 +133,30 @@ def of_timing(timing: Timing) -> Iterator[Finding]:
 
 def of_loader(loader: DataLoader[Any], examples: int, batch_size: int) -> Iterator[Finding]:
     """What the loader does with an order."""
+    dataset: Any = loader.dataset
+    sampler = loader.sampler
     if not getattr(loader, "in_order", True):
-        yield Finding(
-            "stops",
+        yield stops(
             "DataLoader(in_order=False) hands batches out in an order that cannot be known",
             "use in_order=True, the default",
         )
     if type(loader.batch_sampler) is not BatchSampler:
-        yield Finding(
-            "stops",
+        yield stops(
             f"the loader makes its batches by {type(loader.batch_sampler).__name__}, and Heeler orders single examples",
             "give the loader batch_size= and sampler=",
         )
-    elif not isinstance(loader.sampler, (RandomSampler, DistributedSampler)) or getattr(
-        loader.sampler, "replacement", False
-    ):
-        yield Finding(
-            "limits",
-            f"the loader draws from a {type(loader.sampler).__name__}, not every example once in a random order",
+    elif not isinstance(sampler, (RandomSampler, DistributedSampler)) or getattr(sampler, "replacement", False):
+        yield limits(
+            f"the loader draws from a {type(sampler).__name__}, not every example once in a random order",
             "Heeler stands in for shuffling alone: its sampler yields every example once an epoch",
         )
-    dataset: Any = loader.dataset
     if hasattr(dataset, "__len__") and len(dataset) != examples:
-        yield Finding(
-            "stops",
+        yield stops(
             f"the loader's dataset has {len(dataset)} examples, not {examples}",
             "give sampler and loader the same dataset; one that changes its length needs heeler.grow",
         )
     if loader.batch_size is not None and loader.batch_size != batch_size:
-        yield Finding(
-            "note",
+        yield note(
             f"the loader's batches have {loader.batch_size} examples, the sampler's {batch_size}",
             "use the same number: orders are judged at batch boundaries",
         )
@@ -187,35 +164,31 @@ def of_loader(loader: DataLoader[Any], examples: int, batch_size: int) -> Iterat
 
 def of_trainer(trainer: Any) -> Iterator[Finding]:
     """What a framework would do to the sampler: transformers' arguments or Trainer, an Accelerator, Lightning's."""
-    package = next((c.__module__.split(".")[0] for c in type(trainer).__mro__ if c.__module__ != "builtins"), "")
+    packages = {kind.__module__.split(".")[0].removeprefix("pytorch_") for kind in type(trainer).__mro__}
     arguments = getattr(trainer, "args", trainer)
     strategy = str(getattr(arguments, "train_sampling_strategy", "random"))
-    if strategy != "random" or getattr(arguments, "group_by_length", False):
-        yield Finding(
-            "stops",
-            "the trainer groups examples by length or keeps their order, and a place in the epoch can come from one "
-            "thing alone",
+    if getattr(arguments, "group_by_length", False):
+        strategy = "group_by_length"
+    if strategy != "random":
+        yield stops(
+            f"train_sampling_strategy={strategy!r} groups examples by length or keeps their order, and Heeler orders "
+            "them: a place can come from an example's length or from its gradient, not from both",
             "use train_sampling_strategy='random' (group_by_length=False)",
         )
-    if package == "transformers" and getattr(arguments, "n_gpu", 0) > 1:
-        yield Finding(
-            "stops",
-            "Trainer would copy the model to several devices in every step, and the copies have no taps",
-            "start one process a device with torchrun",
+    if "transformers" in packages and getattr(arguments, "n_gpu", 0) > 1:
+        yield stops(
+            f"Trainer would copy the model to {arguments.n_gpu} devices in every step (DataParallel), and the copies "
+            "have no taps",
+            "start one process per device with torchrun, or show it one device with CUDA_VISIBLE_DEVICES",
         )
     if getattr(trainer, "split_batches", False) or getattr(trainer, "dispatch_batches", False):
-        yield Finding(
-            "stops",
-            "split_batches and dispatch_batches deal out batches that Heeler has dealt out already",
-            "leave both away",
+        yield stops(
+            "split_batches and dispatch_batches deal out batches that Heeler has dealt out already", "leave both away"
         )
-    if package in ("lightning", "pytorch_lightning") and getattr(trainer, "overfit_batches", False):
-        yield Finding("stops", "overfit_batches replaces the loader's sampler", "leave overfit_batches away")
-    known = {"transformers": "transformers", "accelerate": "accelerate", "lightning": "lightning"}
-    module = known.get(package) or ("lightning" if package == "pytorch_lightning" else None)
-    if module is not None:
-        yield Finding(
-            "note",
+    if "lightning" in packages and getattr(trainer, "overfit_batches", False):
+        yield stops("overfit_batches replaces the loader's sampler", "leave overfit_batches away")
+    for module in packages & {"transformers", "accelerate", "lightning"}:
+        yield note(
             f"{module} replaces or deals out samplers by itself",
             f"let heeler.integrations.{module} put Heeler in: docs/frameworks.md",
         )

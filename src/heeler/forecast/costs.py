@@ -59,11 +59,6 @@ def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = Tr
     return Needs(table, ORDER_BYTES * examples, checkpoint, worker, leader, solve, hidden)
 
 
-def steps_per_epoch(examples: int, batch_size: int, workers: int) -> int:
-    """Steps of each worker, the incomplete last one included."""
-    return -(-examples // (batch_size * workers))
-
-
 def least_epochs(ratio: float) -> int:
     """The shortest random run that can be beaten: two of Heeler's epochs, random and herded, must take less time."""
     return math.floor(2 * ratio) + 1

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from heeler.forecast import checks, costs, timing
 from heeler.forecast.checks import Finding
 from heeler.forecast.costs import Needs
 from heeler.forecast.timing import Timing
+from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.setup import DIM, Setup
 from heeler.sketch import Coverage, Sketcher
@@ -76,19 +75,9 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts of these."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        nested = ("timing", "needs")
-        plain = {
-            name: dataclasses.asdict(value) if value and name in nested else value for name, value in fields.items()
-        }
-        plain["findings"] = [dataclasses.asdict(finding) for finding in self.findings]
-        plain["coverage"] = None
-        if self.coverage is not None:
-            plain["coverage"] = {
-                "share_of_parameters": self.coverage.share_of_parameters,
-                "covered": self.coverage.covered,
-                "left_out": self.coverage.left_out,
-            }
+        plain = dataclasses.asdict(dataclasses.replace(self, coverage=None))
+        shown = ("share_of_parameters", "covered", "left_out")
+        plain["coverage"] = self.coverage and {name: getattr(self.coverage, name) for name in shown}
         return {**plain, "works": self.works, "ratio": self.ratio, "run_ratio": self.run_ratio}
 
     def __str__(self) -> str:
@@ -117,19 +106,15 @@ def explain(
 
         print(heeler.explain(model, dataset, 64, epochs=30, loss=lambda model: loss_fn(model(x), y)))
 
-    Nothing is trained and nothing of the model changes.
+    Nothing is trained and nothing of the model changes. `batch_size`, `order`, `dim`, `refresh` and `shards` are as for
+    `heeler.Sampler`.
 
     Args:
         model: as it will be given to `heeler.attach`.
         dataset: as it will be given to `heeler.Sampler`, or the number of its examples.
-        batch_size: examples of one worker in a step.
         epochs: how long the run will be.
         workers: by default `torch.distributed`'s, else one.
-        order: a rule by name.
-        dim: numbers per sketch; None for the sampler's own choice.
-        refresh: as for `heeler.Sampler`.
         layers: as for `heeler.attach`.
-        shards: as for `heeler.Sampler`.
         loss: takes a model and returns its loss on one typical batch. With it the cost of a step is measured, on
             copies of the model, in two or three seconds; without it, estimated.
         loader: the training loader, to be looked over.
@@ -139,11 +124,12 @@ def explain(
     for name, value in (("epochs", epochs), ("workers", workers)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    workers = workers or _world_size()
-    own = _length(dataset)
+    ranks = find_ranks(None)
+    workers = workers or (1 if ranks is None else len(ranks.workers))
+    own = dataset if isinstance(dataset, int) else len(dataset) if hasattr(dataset, "__len__") else 0
     setup = Setup(max(own, 1), batch_size, order, dim, refresh, 0, workers, 0, shards, drop_last=False)
     rule = setup.rule
-    findings = [*checks.of_dataset(dataset), *checks.of_model(model)]
+    findings = list(checks.of_parts(model, dataset, own))
     examples = own * workers if shards == "local" else own
     options: dict[str, Any] = {"dim": lambda covered: setup.sketch_length(covered, max(examples, 1)), "layers": layers}
     sketcher = _look_at(model, options, findings) if rule.needs_vectors else None
@@ -152,15 +138,12 @@ def explain(
     apart = shards == "local" and not rule.coordinates_shards  # every worker for itself
     needs = costs.needs(order, own if apart else examples, numbers, 1 if apart else workers, dealt=shards == "global")
     measured = None
-    if loss is not None and sketcher is not None and not any(finding.level == "stops" for finding in findings):
+    if loss is not None and sketcher is not None and all(finding.level != "stops" for finding in findings):
         try:
             measured = timing.measure(model, loss, options)
         except Exception as error:
-            findings.append(
-                Finding(
-                    "note", f"a step could not be measured: {error}", "check loss=, or leave it out for an estimate"
-                )
-            )
+            do = "check loss=, or leave it out for an estimate"
+            findings.append(checks.note(f"a step could not be measured: {error}", do))
     found = Explanation(
         model=_name(model),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -170,7 +153,7 @@ def explain(
         epochs=epochs,
         order=order,
         refresh=refresh if rule.keeps_table and not is_compiled(model) else 1,
-        steps=costs.steps_per_epoch(examples, batch_size, workers),
+        steps=-(-examples // (batch_size * workers)),
         dim=numbers,
         exact=sketcher is not None and sketcher.exact,
         tapped=[] if sketcher is None else sketcher.tapped,
@@ -188,9 +171,7 @@ def explain(
         findings += checks.of_trainer(trainer)
     if coverage is not None:
         findings += checks.of_coverage(coverage)
-    if measured is not None:
-        findings += checks.of_timing(measured)
-    findings += checks.of_cost(needs, found.ratio, found.run_ratio, epochs)
+    findings += checks.of_cost(needs, measured, found.ratio, found.run_ratio, epochs)
     findings.sort(key=lambda finding: ("stops", "limits", "note").index(finding.level))
     return found
 
@@ -200,14 +181,10 @@ def _look_at(model: nn.Module, options: dict[str, Any], findings: list[Finding])
     try:
         sketcher = Sketcher(model, **options)
     except HooksNotTraced as error:
-        findings.append(Finding("stops", "the compiled model has been called already", str(error)))
-        with contextlib.suppress(ValueError):
-            sketcher = Sketcher(model._orig_mod, **options)  # type: ignore[arg-type]
-            sketcher.detach()
-            return sketcher
-        return None
+        findings.append(checks.stops("the compiled model has been called already", str(error)))
+        return _look_at(model._orig_mod, options, [])  # type: ignore[arg-type]
     except ValueError as error:
-        findings.append(Finding("stops", str(error), "docs/layer-rules.md says how to write a rule for a layer"))
+        findings.append(checks.stops(str(error), "docs/layer-rules.md says how to write a rule for a layer"))
         return None
     sketcher.detach()
     return sketcher
@@ -216,14 +193,3 @@ def _look_at(model: nn.Module, options: dict[str, Any], findings: list[Finding])
 def _name(model: nn.Module) -> str:
     inner: Any = getattr(model, "_orig_mod", model)
     return type(inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner).__name__
-
-
-def _length(dataset: Any) -> int:
-    if isinstance(dataset, int):
-        return dataset
-    return len(dataset) if hasattr(dataset, "__len__") else 0
-
-
-def _world_size() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1

@@ -17,6 +17,8 @@ from heeler.herding import SketchTable
 from heeler.sketch import HostCopy, Sketcher
 from heeler.sketch.compiled import is_compiled
 
+Step = Callable[[], None]
+
 TURNS = 9
 TURN_SECONDS = 0.1
 
@@ -58,9 +60,7 @@ def measure(model: nn.Module, loss: Callable[[nn.Module], Tensor], options: dict
                 torch._dynamo.reset()
 
 
-def training_step(
-    loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer, take: Callable[[], None] | None = None
-) -> Callable[[], None]:
+def training_step(loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer, take: Step | None = None) -> Step:
     """One step: forward and loss, backward, optimizer; and `take`, which takes the sketches away, if there are any."""
 
     def step() -> None:
@@ -73,7 +73,7 @@ def training_step(
     return step
 
 
-def timed(step: Callable[[], None], count: int, devices: Iterable[Any]) -> tuple[float, float]:
+def timed(step: Step, count: int, devices: Iterable[Any]) -> tuple[float, float]:
     """Seconds per step: on the clock, and of the processor, which on a machine with other work tells more."""
     for device in devices:
         torch.cuda.synchronize(device)
@@ -86,7 +86,7 @@ def timed(step: Callable[[], None], count: int, devices: Iterable[Any]) -> tuple
 
 
 def take_turns(
-    plain: Callable[[], None], tapped: Callable[[], None], turns: int, count: int, devices: Iterable[Any]
+    plain: Step, tapped: Step, turns: int, count: int, devices: Iterable[Any]
 ) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     """What `timed` says of `count` steps of either, in every turn; who goes first alternates."""
     found = []
@@ -97,9 +97,7 @@ def take_turns(
     return found
 
 
-def _step(
-    model: nn.Module, loss: Callable[[nn.Module], Tensor], sketcher: Sketcher | None = None
-) -> Callable[[], None]:
+def _step(model: nn.Module, loss: Callable[[nn.Module], Tensor], sketcher: Sketcher | None = None) -> Step:
     table: SketchTable | None = None
     host_copy = HostCopy()
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.0)
@@ -120,7 +118,7 @@ def _step(
     return training_step(lambda: loss(model), optimizer, file if sketcher is not None else None)
 
 
-def _timing(plain: Callable[[], None], tapped: Callable[[], None], devices: set[Any]) -> Timing:
+def _timing(plain: Step, tapped: Step, devices: set[Any]) -> Timing:
     for step in (plain, tapped):
         timed(step, 3, devices)  # warm up
     count = max(1, min(200, int(TURN_SECONDS / max(timed(plain, 1, devices)[0], 1e-6))))

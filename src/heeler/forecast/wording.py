@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from heeler.forecast.costs import least_epochs, most_epochs
@@ -16,7 +18,6 @@ MEASURED = (
     "How many epochs it saves depends on the task and cannot be told from here: measured were from 9 in 10 (logistic "
     "regression on mortgages) to none (GPT and LSTM on WikiText-2); see RESULTS.md."
 )
-
 UNSEEN = (
     "From here nobody can see a dataset that changes between epochs (examples must keep their numbers), several "
     "backward passes a batch (handle.paused), or batches that are drawn and not trained on (handle.skip)."
@@ -31,8 +32,10 @@ def describe(found: Explanation) -> str:
         f"Heeler ({found.order}) on {found.model}: {found.parameters:,} parameters, {found.examples:,} examples, "
         f"batches of {found.batch_size}, {workers}{epochs}"
     )
+    sent, led = found.needs.worker_bytes, found.needs.leader_bytes
+    network = f"{_size(sent)} an epoch for each worker, {_size(led)} for rank 0" if sent else "none"
     parts = [head, "", *_part("covered", _covered(found)), *_part("time", _time(found))]
-    parts += [*_part("memory", _memory(found)), *_part("network", _network(found)), *_part("pays", _pays(found))]
+    parts += [*_part("memory", _memory(found)), *_part("network", [network]), *_part("pays", _pays(found))]
     if found.findings:
         parts.append("")
     for finding in found.findings:
@@ -57,14 +60,12 @@ def _time(found: Explanation) -> list[str]:
     needs, timing = found.needs, found.timing
     lines = []
     if timing is not None:
-        lines.append(
-            f"a step takes {timing.ratio:.2f} times as long ({timing.low:.2f} to {timing.high:.2f}): forward, "
-            f"backward and SGD {timing.plain_ms:.2f} ms plain, {timing.tapped_ms:.2f} ms tapped, measured here"
-        )
         seconds = found.steps * timing.plain_ms / 1e3
-        lines.append(
-            f"an epoch of {found.steps:,} steps: {_clock(seconds)} plain, {_clock(seconds * timing.ratio)} tapped"
-        )
+        lines += [
+            f"a step takes {timing.ratio:.2f} times as long ({timing.low:.2f} to {timing.high:.2f}): forward, "
+            f"backward and SGD {timing.plain_ms:.2f} ms plain, {timing.tapped_ms:.2f} ms tapped, measured here",
+            f"an epoch of {found.steps:,} steps: {_clock(seconds)} plain, {_clock(seconds * timing.ratio)} tapped",
+        ]
     elif found.estimated_ratio is not None:
         lines.append(
             f"a step takes about {found.estimated_ratio:.2f} times as long (an estimate; what is above 1 is right "
@@ -73,21 +74,15 @@ def _time(found: Explanation) -> list[str]:
     elif found.tapped:
         lines.append("a tapped layer has no price in the cost model: measure it with loss=")
     if found.tapped and found.refresh > 1:
-        epochs = "epochs 1, 2, 4, 8 and so on" if found.epochs is None else _sketched(found.epochs, found.refresh)
-        lines.append(f"sketches are taken in {epochs}; the others cost next to nothing" + _of_run(found))
+        taken = "epochs 1, 2, 4, 8 and so on" if found.epochs is None else "the one epoch"
+        if found.epochs is not None and found.epochs > 1:
+            taken = f"{sketched_epochs(found.epochs, found.refresh)} of {found.epochs} epochs"
+        run = "" if found.run_ratio is None else f": the run takes {found.run_ratio:.3f} times as long"
+        lines.append(f"sketches are taken in {taken}; the others cost next to nothing{run}")
     if needs.solve_seconds:
         wait = "; from the second time on beside the epoch's last 3%" if needs.hidden else ""
         lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}{wait}")
     return lines or ["next to none"]
-
-
-def _sketched(epochs: int, refresh: int) -> str:
-    count = sketched_epochs(epochs, refresh)
-    return f"{count} of {epochs} epochs" if epochs > 1 else "the one epoch"
-
-
-def _of_run(found: Explanation) -> str:
-    return "" if found.run_ratio is None else f": the run takes {found.run_ratio:.3f} times as long"
 
 
 def _memory(found: Explanation) -> list[str]:
@@ -98,42 +93,29 @@ def _memory(found: Explanation) -> list[str]:
     return [f"{table}orders up to {_size(needs.order_bytes)}{where}, in host memory; {checkpoint}"]
 
 
-def _network(found: Explanation) -> list[str]:
-    needs = found.needs
-    if not needs.worker_bytes:
-        return ["none"]
-    return [f"{_size(needs.worker_bytes)} an epoch for each worker, {_size(needs.leader_bytes)} for rank 0"]
-
-
 def _pays(found: Explanation) -> list[str]:
     ratio = found.ratio
     if found.coverage is None:
         return ["not expected: without gradients orders gain little or nothing"] if found.works else ["no"]
-    lines = ["the first epoch is random, the second is the first that gains"]
+    first, more = "the first epoch is random, the second is the first that gains", []
     if ratio is not None:
         least = least_epochs(ratio)
-        lines[0] += f"; at {ratio:.2f} times the time for each of them, runs of fewer than {least} epochs cannot pay"
+        first += f"; at {ratio:.2f} times the time for each of them, runs of fewer than {least} epochs cannot pay"
         if found.epochs is not None and found.epochs >= least:
             most = most_epochs(found.epochs, ratio, found.refresh)
-            lines.append(
-                f"{found.epochs} epochs pay if Heeler needs {most} or fewer to the loss that random orders end at"
-            )
-    return [*lines, MEASURED]
+            more = [f"{found.epochs} epochs pay if Heeler needs {most} or fewer to the loss that random orders end at"]
+    return [first, *more, MEASURED]
 
 
 def _part(name: str, lines: list[str]) -> list[str]:
-    indent = " " * 10
-    wrapped = [textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=indent) for line in lines]
-    flat = [line for part in wrapped for line in part]
-    return [f"{name:<10}{flat[0][10:]}", *flat[1:]]
+    wrapped = [textwrap.wrap(line, WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10) for line in lines]
+    first, *rest = chain.from_iterable(wrapped)
+    return [f"{name:<10}{first[10:]}", *rest]
 
 
 def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    power = min(int(math.log10(max(count, 1))) // 3, 3)
+    return f"{count / 1000**power:{'.3g' if power else '.0f'}} {('bytes', 'kB', 'MB', 'GB')[power]}"
 
 
 def _clock(seconds: float) -> str:

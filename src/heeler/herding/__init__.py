@@ -4,25 +4,13 @@ Knows nothing of models or samplers, and does not import torch. Kernels are comp
 """
 
 from heeler.herding.bounds import Bound, herding_bound, parallel_herding_bound
-from heeler.herding.rules import RULES, OrderingRule, adopt, make_rule, rule_class, rule_names
+from heeler.herding.rules import RULES, make_rule, rule_class, rule_names
+from heeler.herding.rules.adopt import adopt
+from heeler.herding.rules.protocol import OrderingRule
 from heeler.herding.solver import Solution, solve
 from heeler.herding.sweeps import balance_sweep, coordinated_pair_sweep, pair_sweep
 from heeler.herding.table import SketchTable
 
-__all__ = [
-    "RULES",
-    "Bound",
-    "OrderingRule",
-    "SketchTable",
-    "Solution",
-    "adopt",
-    "balance_sweep",
-    "coordinated_pair_sweep",
-    "herding_bound",
-    "make_rule",
-    "pair_sweep",
-    "parallel_herding_bound",
-    "rule_class",
-    "rule_names",
-    "solve",
-]
+__all__ = ["RULES", "OrderingRule", "adopt", "make_rule", "rule_class", "rule_names"]
+__all__ += ["Bound", "SketchTable", "Solution", "herding_bound", "parallel_herding_bound", "solve"]
+__all__ += ["balance_sweep", "coordinated_pair_sweep", "pair_sweep"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from heeler.herding.problem import Problem, flat_problem, worker_problem
+from heeler.herding.problem import Problem, make_problem
 
 
 class Bound(NamedTuple):
@@ -23,14 +23,8 @@ class Bound(NamedTuple):
 def herding_bound(
     vectors: Any, order: Any, *, batch_size: int = 1, subset: bool = False, screen: bool = False
 ) -> Bound:
-    """Bound of one order: vectors (N, K) centred on their mean, order (N,) row numbers.
-
-    Args:
-        batch_size: prefixes are judged after every `batch_size` examples, and at the end.
-        subset: `order` may list only some rows; the mean is theirs.
-        screen: count non-finite rows as zero, with a warning, instead of refusing them.
-    """
-    return bound(flat_problem(vectors, order, batch_size=batch_size, subset=subset, screen=screen))
+    """Bound of one order: vectors (N, K) centred on the mean of those in `order` (N,); arguments as in `solve`."""
+    return _bound(make_problem(vectors, order, batch_size=batch_size, subset=subset, screen=screen))
 
 
 def parallel_herding_bound(
@@ -45,13 +39,12 @@ def parallel_herding_bound(
     """Bound of several workers' common prefix: max_t ‖Σ_{τ≤t} Σ_j z_{j,τ}‖, each shard centred on its own mean.
 
     vectors (n, m, K) with orders (n, m); or vectors (N, K), orders (N,) and `shard_sizes`, the shards side by side.
-    `batch_size` counts examples of one worker. Other arguments as in `herding_bound`.
+    Other arguments as in `solve`.
     """
     options: dict[str, Any] = {"batch_size": batch_size, "subset": subset, "screen": screen}
-    return bound(worker_problem(vectors, orders, shard_sizes=shard_sizes, **options))
+    return _bound(make_problem(vectors, orders, cube=shard_sizes is None, shard_sizes=shard_sizes, **options))
 
 
-def bound(problem: Problem) -> Bound:
-    """Bound of a checked problem's order."""
+def _bound(problem: Problem) -> Bound:
     inf, two, total, count = problem.prefix_norms(problem.order)
     return Bound(inf, math.sqrt(two), math.sqrt(total / count))

@@ -19,8 +19,18 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+
+def _can_cache() -> bool:
+    """Whether numba finds a folder to keep compiled code in; a read-only container without a home has none."""
+    try:
+        njit(cache=True)(lambda: None)  # compiles nothing, but raises where there is no such folder
+    except RuntimeError:
+        return False
+    return True
+
+
 _MATH = {"reassoc", "contract", "nsz"}
-_COMPILE: dict[str, Any] = {"nogil": True, "cache": True, "fastmath": _MATH, "error_model": "numpy"}
+_COMPILE: dict[str, Any] = {"nogil": True, "cache": _can_cache(), "fastmath": _MATH, "error_model": "numpy"}
 _DRIFT_STEPS = 64
 _LINE = 64  # bytes in a cache line
 _AHEAD_BYTES = 4096  # how far ahead rows are fetched: more than memory's latency, less than the L1 cache
@@ -105,18 +115,6 @@ def _value(x):
 def _ahead(table):
     """How many rows ahead to fetch."""
     return min(max(_AHEAD_BYTES // (table.shape[1] * table.itemsize), 2), 32)
-
-
-@njit(**_COMPILE)
-def gather_sum(table, order, total):
-    """Add up the rows in the given order: the floor under every sweep. total (K,) is added to."""
-    ahead = _ahead(table)
-    for t in range(order.size):
-        if t + ahead < order.size:
-            _prefetch(table, order[t + ahead])
-        row = order[t]
-        for k in range(table.shape[1]):
-            total[k] += _narrow(table[row, k])
 
 
 @njit(**_COMPILE)
@@ -211,9 +209,7 @@ def pair_sweep(table, order, offsets, means, group, following, running, first, s
     example keeps its place.
     """
     workers, dim, ahead = offsets.size - 1, table.shape[1], _ahead(table)
-    longest = 0
-    for j in range(workers):
-        longest = max(longest, offsets[j + 1] - offsets[j])
+    longest = (offsets[1:] - offsets[:-1]).max()
     running[:] = 0.0
     prefix[:] = 0.0
     total = 0.0
@@ -271,9 +267,7 @@ def prefix_norms(table, order, offsets, means, prefix, batch_size):
     Arguments as in `pair_sweep`; position t of every worker that still has one makes one step.
     """
     workers, dim, ahead = offsets.size - 1, table.shape[1], _ahead(table)
-    longest = 0
-    for j in range(workers):
-        longest = max(longest, offsets[j + 1] - offsets[j])
+    longest = (offsets[1:] - offsets[:-1]).max()
     steps_ahead = max(ahead // workers, 1)
     prefix[:] = 0.0
     worst_inf, worst_two, total, count = 0.0, 0.0, 0.0, 0

@@ -1,8 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 """The compiled loops of the online rules: one call per batch of vectors as they come.
 
-Vectors are (b, K) float32 or float64; `worker` (b,) says whose each one is. A worker's places are its own stretch of a
-flat array: the front list grows from its left end (`left`), the back list from its right end (`right`).
+Vectors are (b, K) float32 or float64; `worker` (b,) says whose each one is.
 """
 
 import math
@@ -15,36 +14,13 @@ DETERMINISTIC, WALK, KERNEL_HALVING = 0, 1, 2
 
 
 @njit(**_COMPILE)
-def observe_mean(vectors, rows, worker, means, totals, running, places, left, right):
-    """GraB (arXiv 2205.10733): c = g − last epoch's mean; ⟨s, c⟩ ≤ 0 to the front, else to the back.
-
-    means, totals, running (n, K): totals gather the uncentred vectors for the next mean, as centred ones would make it
-    alternate between the mean and zero.
-    """
-    for i in range(rows.size):
-        j = worker[i]
-        mean, s, g = means[j], running[j], vectors[i]
-        dot = 0.0
-        for k in range(g.size):
-            dot += s[k] * (g[k] - mean[k])
-        sign = 1.0 if dot <= 0.0 else -1.0
-        for k in range(g.size):
-            s[k] += sign * (g[k] - mean[k])
-            totals[j, k] += g[k]
-        if dot <= 0.0:
-            places[left[j]] = rows[i]
-            left[j] += 1
-        else:
-            places[right[j]] = rows[i]
-            right[j] -= 1
-
-
-@njit(**_COMPILE)
 def observe_tree(vectors, worker, means, totals, running, depth, leaves):
     """Recursive balance: each vector goes down a tree of running sums; leaves (b,) gets the leaf it falls into.
 
-    running (n, 2^(depth+1) − 1, K), node v's children at 2v + 1 and 2v + 2. Leaf numbers count from the left, twice as
-    many as the lowest nodes: every node splits, the lowest too.
+    c = g − last epoch's mean; ⟨s, c⟩ ≤ 0 to the left, else to the right. running (n, 2^(depth+1) − 1, K), node v's
+    children at 2v + 1 and 2v + 2. Leaf numbers count from the left, twice as many as the lowest nodes: every node
+    splits, the lowest too. means and totals (n, K): totals gather the uncentred vectors for the next mean, as centred
+    ones would make it alternate between the mean and zero.
     """
     for i in range(leaves.size):
         j = worker[i]
@@ -74,8 +50,9 @@ def observe_pairs(
 
     group (n,) names the running sum, a row of running (g, K), that a worker shares; waiting (n, K) and waiting_row
     (n,), -1 for none. uniforms: one number in [0, 1) for each pair completed here (unused by the deterministic rule).
-    knobs (3,): walk: c or 0 for the largest ‖D‖² so far, that largest; kernel halving: σ², pairs so far, the constant
-    (4/δ)·k(1 + ln T)·(1 + ln pairs).
+    A worker's places are its own stretch of a flat array: the front list grows from its left end (`left`), the back
+    list from its right end (`right`). knobs (3,): walk: c or 0 for the largest ‖D‖² so far, that largest; kernel
+    halving: σ², pairs so far, the constant (4/δ)·k(1 + ln T)·(1 + ln pairs).
     """
     pair = 0
     for i in range(rows.size):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from heeler.herding.problem import Problem, flat_problem, worker_problem
+from heeler.herding.problem import Problem, make_problem
 from heeler.herding.validate import IntArray, as_numpy, check_positive
 
 SWEEPS = 10
@@ -28,20 +28,18 @@ PROGRESS = 0.99
 
 
 class Solution(NamedTuple):
-    """What a solve found; bounds are root mean squares of the prefixes' 2-norms at batch boundaries."""
+    """What a solve found: the best order seen, in the form of the given one, after how many sweeps and seconds.
+
+    Bounds are root mean squares of the prefixes' 2-norms at batch boundaries: of the given order, of the best, and of a
+    random one drawn from the seed.
+    """
 
     order: IntArray
-    """The best order seen, in the form of the given one."""
     bound_before: float
-    """Of the given order."""
     bound_after: float
-    """Of `order`: the least of all seen."""
     bound_random: float
-    """Of a random order drawn from the seed."""
     sweeps: int
-    """Sweeps done."""
     seconds: float
-    """Wall time."""
 
 
 def solve(
@@ -65,7 +63,7 @@ def solve(
         vectors: (N, K) or (n, m, K) float16, float32 or float64, NumPy or CPU torch, memory-mapped files too.
         order: (N,) or (n, m) int; where the sweeps start.
         sweeps: at most this many; fewer when they stop helping.
-        batch_size: examples per worker in a batch: prefixes are judged at batch boundaries.
+        batch_size: examples per worker in a batch: prefixes are judged at batch boundaries, and at the end.
         seed: of the random order that the result is compared with.
         shard_sizes: examples of each worker, shards side by side in the flat form.
         subset: `order` may list only some rows of a flat table; `shard_sizes` then divide that list.
@@ -73,24 +71,26 @@ def solve(
     """
     start = time.perf_counter()
     sweeps = check_positive(sweeps, "sweeps")
-    own_shards = shard_sizes is not None or as_numpy(vectors, "vectors").ndim == 3
-    make = worker_problem if own_shards else flat_problem
-    problem = make(vectors, order, batch_size=batch_size, shard_sizes=shard_sizes, subset=subset, screen=screen)
-    best, *sums, done = _improve(problem, sweeps, np.random.default_rng(seed))
-    before, after, random = (math.sqrt(total / problem.boundaries) for total in sums)
+    cube = shard_sizes is None and as_numpy(vectors, "vectors").ndim == 3
+    options: dict[str, Any] = {"batch_size": batch_size, "subset": subset, "screen": screen}
+    problem = make_problem(vectors, order, cube=cube, shard_sizes=shard_sizes, **options)
+    best, *sums, boundaries, done = _improve(problem, sweeps, np.random.default_rng(seed))
+    before, after, random = (math.sqrt(total / boundaries) for total in sums)
     return Solution(problem.as_given(best), before, after, random, done, time.perf_counter() - start)
 
 
-def _improve(problem: Problem, sweeps: int, rng: np.random.Generator) -> tuple[IntArray, float, float, float, int]:
-    """(best order, sums of squared prefix norms of the given, the best and the random one, sweeps done).
+def _improve(problem: Problem, sweeps: int, rng: np.random.Generator) -> tuple[IntArray, float, float, float, int, int]:
+    """(best order, sums of squared prefix norms of the given, the best and the random one, prefixes, sweeps done).
 
     A sweep judges the order it starts from, so that balancing and judging read the table once. Where that judgement is
     rounded (float32 sums) it only chooses among sweeps; `prefix_norms` decides who wins in the end.
     """
     group = sharing_groups(np.diff(problem.offsets), problem.table.shape[1])
     alone = group.size == 1
-    random = problem.shuffled(rng)
-    bound_random = problem.prefix_norms(random)[2]
+    random = problem.order.copy()
+    for start, stop in zip(problem.offsets[:-1], problem.offsets[1:], strict=True):
+        rng.shuffle(random[start:stop])
+    _, _, bound_random, boundaries = problem.prefix_norms(random)
     current, following, best = problem.order.copy(), np.empty_like(problem.order), problem.order
     bound_given = bound_best = math.inf
     idle = done = 0
@@ -119,7 +119,7 @@ def _improve(problem: Problem, sweeps: int, rng: np.random.Generator) -> tuple[I
         bound_given = problem.prefix_norms(problem.order)[2]
         if bound_given <= bound_best:
             bound_best, best = bound_given, problem.order.copy()
-    return best, bound_given, bound_best, bound_random, done
+    return best, bound_given, bound_best, bound_random, boundaries, done
 
 
 def sharing_groups(sizes: IntArray, dim: int) -> IntArray:

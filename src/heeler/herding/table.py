@@ -12,6 +12,7 @@ from heeler.herding import validate as check
 
 _CHUNK = 1 << 16
 _LARGEST = float(np.finfo(np.float16).max)
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-120, 2.0**120
 _LOW, _HIGH = 2.0**-8, 2.0**10
 """Where a typical row's largest stored number may lie. Half precision is at its full 11 bits from 2⁻¹⁴ to 2¹⁶; with a
 typical row near 1, rows of a thousandth and of ten thousand times its size keep them too."""
@@ -92,22 +93,31 @@ class SketchTable:
             "rows": self.rows,
             "seen": self.seen,
             "scale": np.array([self.scale, float(self._scaled)]),
-            "dropped": np.array(self.dropped),
+            "dropped": np.array(self.dropped, np.int64),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hold what the state held, as a copy."""
-        rows = np.asarray(state["rows"])
-        if rows.shape != self.rows.shape or rows.dtype != self.rows.dtype:
-            raise ValueError(
-                f"the saved table is {rows.shape} {rows.dtype}, this one {self.rows.shape} {self.rows.dtype}: "
-                "resume with the same dataset, dim and dtype"
-            )
-        np.copyto(self.rows, rows)
-        np.copyto(self.seen, np.asarray(state["seen"]))
-        self.scale, scaled = (float(v) for v in np.asarray(state["scale"]))
-        self._scaled = bool(scaled)
-        self.dropped = int(np.asarray(state["dropped"]))
+        """Hold what the state held, as a copy. A state that does not fit, or is damaged, is refused before a change."""
+        self.check_state(state)
+        self.restore(state)
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """A ValueError for a state that `restore`, which checks nothing, must not see."""
+        check.stored_array(state, "rows", [self.rows.dtype], self.rows.shape)
+        check.stored_array(state, "seen", [np.bool_], self.seen.shape)
+        scale, scaled = check.stored_array(state, "scale", [np.float64], (2,)).tolist()
+        half = self.rows.dtype == np.float16
+        if not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE or math.frexp(scale)[0] != 0.5 or (scale != 1 and not half):
+            raise ValueError(f"the state's scale is {scale}, which no table of {self.rows.dtype} has: it is damaged")
+        if scaled not in (0, 1) or check.stored_array(state, "dropped", [np.int64], ()) < 0:
+            raise ValueError("the state's scale or dropped is out of range: it is damaged")
+
+    def restore(self, state: dict[str, Any]) -> None:
+        np.copyto(self.rows, check.as_numpy(state["rows"], "rows"))
+        np.copyto(self.seen, check.as_numpy(state["seen"], "seen"))
+        scale, scaled = check.as_numpy(state["scale"], "scale").tolist()
+        self.scale, self._scaled = scale, bool(scaled)
+        self.dropped = int(state["dropped"])
 
     def _store_halves(self, where: NDArray[np.int64], values: NDArray[np.float32]) -> None:
         """Scale, clip and round to half precision; the same bits either way."""
@@ -131,14 +141,9 @@ class SketchTable:
         if self._scaled and _LOW <= typical * self.scale <= _HIGH:
             return
         wanted = 2.0 ** -round(math.log2(typical))
-        wanted = min(max(wanted, 2.0**-120), 2.0**120)
-        self._rescale(wanted / self.scale)
-        self.scale, self._scaled = wanted, True
-
-    def _rescale(self, factor: float) -> None:
-        """Multiply the stored rows in place, a chunk at a time; pages never written stay untouched."""
-        for start in range(0, len(self), _CHUNK):
+        wanted = min(max(wanted, _SMALLEST_SCALE), _LARGEST_SCALE)
+        for start in range(0, len(self), _CHUNK):  # in place, a chunk at a time; pages never written stay untouched
             part = np.flatnonzero(self.seen[start : start + _CHUNK]) + start
-            if len(part):
-                scaled = self.rows[part].astype(np.float64) * factor
-                self.rows[part] = np.clip(scaled, -_LARGEST, _LARGEST)
+            scaled = self.rows[part].astype(np.float64) * (wanted / self.scale)
+            self.rows[part] = np.clip(scaled, -_LARGEST, _LARGEST)
+        self.scale, self._scaled = wanted, True

@@ -7,7 +7,6 @@ compiles once for mutable and once for read-only arrays, so one kind halves the 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,11 +67,11 @@ def as_bits(table: Array) -> Array:
 
 
 def as_integers(values: Any, what: str) -> IntArray:
-    """Integer array of any shape as a new int64 array."""
+    """Integer array of any shape, not empty, as a new int64 array."""
     out = as_numpy(values, what)
+    if out.size == 0:
+        raise ValueError(f"{what} is empty: give at least one number")
     if out.dtype.kind not in "iu":
-        if out.size == 0:
-            raise ValueError(f"{what} is empty: give at least one row number")
         raise ValueError(f"{what} must hold integers, got {out.dtype}: convert with astype(int64)")
     return out.astype(np.int64)
 
@@ -86,8 +85,6 @@ def as_order(order: Any, rows: int, *, subset: bool = False, what: str = "order"
         raise ValueError(
             f"{what} has {out.size} entries for {rows} vectors: list every row once (arange({rows}) shuffled)"
         )
-    if out.size == 0:
-        raise ValueError(f"{what} is empty: give at least one row number")
     if out.min() < 0 or out.max() >= rows:
         raise ValueError(f"{what} is not a permutation: it names rows outside 0..{rows - 1}")
     hit = np.zeros(rows, np.bool_)
@@ -102,7 +99,7 @@ def as_offsets(shard_sizes: Sequence[int] | Any | None, total: int) -> IntArray:
     if shard_sizes is None:
         return np.array([0, total], np.int64)
     sizes = as_integers(shard_sizes, "shard_sizes")
-    if sizes.ndim != 1 or sizes.size == 0 or sizes.min() < 0:
+    if sizes.ndim != 1 or sizes.min() < 0:
         raise ValueError(f"shard_sizes must list one size, 0 or more, for each worker, got {shard_sizes!r}")
     if sizes.sum() != total:
         raise ValueError(f"shard_sizes add up to {sizes.sum()}, but there are {total} examples")
@@ -124,33 +121,39 @@ def check_positive(value: Any, what: str) -> int:
 
 
 def nonfinite_rows(table: Array) -> IntArray:
-    """Rows of (N, K) floats that hold a NaN or an infinity; scans in slices, so that no mask of the table is made."""
+    """Rows of (N, ...) floats that hold a NaN or an infinity; scans in slices, so that no mask of the table is made."""
+    axes = tuple(range(1, table.ndim))
     bad = [
-        start + np.flatnonzero(~np.isfinite(table[start : start + _SCAN_ROWS]).all(axis=1))
-        for start in range(0, table.shape[0], _SCAN_ROWS)
+        start + np.flatnonzero(~np.isfinite(table[start : start + _SCAN_ROWS]).all(axis=axes))
+        for start in range(0, max(len(table), 1), _SCAN_ROWS)
     ]
     return np.concatenate(bad).astype(np.int64)
 
 
-def screened_copy(table: Array, bad: IntArray) -> Array:
-    """The table with its bad rows set to zero, and a warning that names them. No other copy of a table is ever made."""
-    warnings.warn(
-        f"{bad.size} of {table.shape[0]} vectors are not finite and count as zero: rows {_some(bad)}", stacklevel=4
-    )
-    table = table.copy()
-    table[bad] = 0
-    return table
+def entry(state: Any, name: str) -> Any:
+    """What a state holds under a name."""
+    if not isinstance(state, dict) or name not in state:
+        raise ValueError(f"the state has no {name!r}: it is damaged, or of another version")
+    return state[name]
 
 
-def refuse_nonfinite(bad: IntArray) -> ValueError:
-    """The error for non-finite rows, for the caller to raise."""
-    if bad.size == 0:
-        return ValueError("the vectors add up to more than float64 holds: scale them down")
-    return ValueError(
-        f"{bad.size} vectors hold NaN or infinity, rows {_some(bad)}: drop them, or count them as zero with screen=True"
-    )
+def stored_array(state: Any, name: str, dtypes: Sequence[Any], shape: tuple[int, ...]) -> Array:
+    """An array of a state, not a copy, of one of these types and this shape (-1: any), without NaN or infinity."""
+    out = as_numpy(entry(state, name), f"the state's {name}")
+    fits = out.ndim == len(shape) and all(n in (-1, m) for n, m in zip(shape, out.shape, strict=True))
+    if out.dtype not in dtypes or not fits:
+        raise ValueError(
+            f"the state's {name} is {out.dtype} {out.shape}, not {np.dtype(dtypes[0])} {shape}: go on with the same "
+            "dataset, dim and shards that it was saved with"
+        )
+    if out.dtype.kind == "f" and nonfinite_rows(out).size:
+        raise ValueError(f"the state's {name} holds NaN or infinity: it is damaged")
+    return out
 
 
-def _some(rows: IntArray) -> str:
-    shown = ", ".join(str(r) for r in rows[:8])
-    return shown + (", ..." if rows.size > 8 else "")
+def stored_count(state: Any, name: str) -> int:
+    """A number of a state that counts something, or is a seed."""
+    out = entry(state, name)
+    if isinstance(out, bool) or not isinstance(out, (int, np.integer)) or not 0 <= out < 2**128:
+        raise ValueError(f"the state's {name} must be a whole number, 0 or more, not {out!r}: it is damaged")
+    return int(out)

@@ -88,13 +88,10 @@ class Skippable(Order):
 
 def _enclosing_skip() -> Any | None:
     """The skipping sampler that draws from us right now, found on the call stack."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
+    frame = sys._getframe(1).f_back
+    while frame is not None and not isinstance(frame.f_locals.get("self"), SkipBatchSampler):
         frame = frame.f_back
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, SkipBatchSampler):
-            return owner
-    return None
+    return frame and frame.f_locals["self"]
 
 
 class _Checkpointed:

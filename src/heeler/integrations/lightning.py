@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
-import lightning as lightning_package
+from lightning import Fabric
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import nn
@@ -45,7 +45,8 @@ class HeelerCallback(Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.handle = attach(step, self.sampler, **{"scaler": scaler, **self.sketch})
         self._compiled_step = vars(pl_module).get("training_step")
-        pl_module.training_step = step.as_function()  # type: ignore[method-assign]
+        as_function = wraps(step.step)(lambda *args, **kwargs: step(*args, **kwargs))
+        pl_module.training_step = as_function  # type: ignore[method-assign]
         if self._saved is not None:
             go_on_from(self.handle, self._saved, drop_last=batches_of(loader).drop_last)
             self._saved = None
@@ -56,9 +57,9 @@ class HeelerCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.handle is not None
+        assert self.sampler is not None
         loader = _only_loader(trainer)
         if not isinstance(batches_of(loader).sampler, Order):  # reload_dataloaders_every_n_epochs
-            assert self.sampler is not None
             if len(loader.dataset) != self.handle.session.setup.examples:
                 raise ValueError("the reloaded training data has another length: Heeler orders one set of examples")
             batches_of(loader).sampler = Order(self.sampler)
@@ -79,13 +80,10 @@ class HeelerCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._detach(pl_module)
-
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._detach(pl_module)
+        self.on_train_end(trainer, pl_module)
 
-    def _detach(self, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.handle is not None and self.handle.session.is_attached:
             self.handle.detach()
             del pl_module.training_step
@@ -104,21 +102,9 @@ class _Step(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.step(*args, **kwargs)
 
-    def as_function(self) -> Any:
-        @wraps(self.step)
-        def training_step(*args: Any, **kwargs: Any) -> Any:
-            return self(*args, **kwargs)
-
-        return training_step
-
 
 def setup(
-    fabric: lightning_package.Fabric,
-    model: Any,
-    loader: Any,
-    *,
-    sketch: Mapping[str, Any] | None = None,
-    **sampler_options: Any,
+    fabric: Fabric, model: Any, loader: Any, *, sketch: Mapping[str, Any] | None = None, **sampler_options: Any
 ) -> Handle:
     """Heeler in a Fabric loop: one line after Fabric's own.
 
@@ -129,10 +115,7 @@ def setup(
     The handle goes into the state that `fabric.save` and `fabric.load` take; call `handle.consolidate()` before saving.
     `fabric.log_dict(handle.metrics())` logs.
 
-    Args:
-        loader: made with `shuffle=True`; changed in place.
-        sketch: as for `HeelerCallback`.
-        sampler_options: as for `HeelerCallback`.
+    loader: made with `shuffle=True`; changed in place. sketch, sampler_options: as for `HeelerCallback`.
     """
     sampler = put_into(loader, **sampler_options)
     scaler = getattr(fabric._precision, "scaler", None)

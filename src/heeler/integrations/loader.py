@@ -31,7 +31,16 @@ class Order(TorchSampler[int]):
 def put_into(loader: Any, view: type[Order] = Order, /, **sampler_options: Any) -> Sampler:
     """Make a sampler for what `loader` shuffles, and have the loader draw from it from now on."""
     batches = batches_of(loader)
-    _refuse_what_is_not_shuffled(batches, loader.dataset)
+    drawn: Any = batches.sampler
+    if isinstance(drawn, RandomSampler):
+        shuffles = not drawn.replacement and len(drawn) == len(loader.dataset)
+    else:  # an Order is of a training before this one
+        shuffles = isinstance(drawn, Order) or (isinstance(drawn, DistributedSampler) and drawn.shuffle)
+    if not shuffles:
+        raise ValueError(
+            f"the training loader draws from a {type(drawn).__name__}, not in a random order of all examples: Heeler "
+            "stands in for shuffling, so it needs DataLoader(dataset, batch_size=..., shuffle=True)"
+        )
     sampler_options.setdefault("drop_last", batches.drop_last)
     sampler = Sampler(loader.dataset, batch_size=batches.batch_size, **sampler_options)
     batches.sampler = view(sampler)
@@ -58,18 +67,3 @@ def go_on_from(handle: Handle, state: dict[str, Any], *, drop_last: bool) -> Non
     left = len(session.indices) - session.cursors.trained
     if left < (session.setup.batch_size if drop_last else 1):
         session.ask_for(session.epoch + 1)
-
-
-def _refuse_what_is_not_shuffled(batches: BatchSampler, dataset: Any) -> None:
-    sampler: Any = batches.sampler
-    if isinstance(sampler, Order):  # of a training before this one
-        return
-    if isinstance(sampler, DistributedSampler):
-        shuffles = sampler.shuffle
-    else:
-        shuffles = isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(dataset)
-    if not shuffles:
-        raise ValueError(
-            f"the training loader draws from a {type(sampler).__name__}, not in a random order of all examples: Heeler "
-            "stands in for shuffling, so it needs DataLoader(dataset, batch_size=..., shuffle=True)"
-        )

@@ -8,9 +8,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
+from heeler.forecast.checks import of_trainer
 from heeler.integrations.accelerate import put_into_prepared
 from heeler.integrations.loader import go_on_from
 from heeler.ordering import Handle, attach, save
@@ -35,15 +36,15 @@ def use(trainer: Trainer, *, sketch: Mapping[str, Any] | None = None, **sampler_
         sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
         sampler_options: options of `heeler.Sampler`, such as `order`; the seed is the trainer's `data_seed` or `seed`.
     """
-    _refuse_what_cannot_work(trainer.args)
+    for finding in of_trainer(trainer.args):
+        if finding.level == "stops":
+            raise ValueError(f"{finding.what}: {finding.do}")
     callback = HeelerCallback(trainer, dict(sketch or {}), sampler_options)
     trainer.add_callback(callback)
     train = trainer.train
 
     @wraps(train)
-    def train_from(
-        resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def train_from(resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
         # The one thing that callbacks are never told.
         folder = resume_from_checkpoint or None
         callback.resumed_from = get_last_checkpoint(trainer.args.output_dir) if folder is True else folder
@@ -63,9 +64,7 @@ class HeelerCallback(TrainerCallback):
         self.resumed_from: Any = None
         self.trial: Any = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.handle is not None:  # of a training that was broken off
             self.handle.detach()
         seed = args.seed if args.data_seed is None else args.data_seed
@@ -80,15 +79,13 @@ class HeelerCallback(TrainerCallback):
         else:
             logger.warning("%s was saved without Heeler: orders are random until an epoch has been seen", saved.parent)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.handle is not None
         due = control.should_log
         self.trainer.log({f"heeler/{name}": value for name, value in self.handle.metrics().items()})
         control.should_log = due  # the trainer's own numbers are due still
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.handle is not None
         if args.save_only_model:
             return
@@ -97,21 +94,6 @@ class HeelerCallback(TrainerCallback):
             folder = Path(self.trainer._get_output_dir(self.trial)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             save(self.handle, folder / STATE)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.handle is not None
         self.handle.detach()
-
-
-def _refuse_what_cannot_work(args: TrainingArguments) -> None:
-    if args.train_sampling_strategy != "random":
-        raise ValueError(
-            f"train_sampling_strategy={str(args.train_sampling_strategy)!r} says which examples share a batch, and so "
-            "does Heeler: a place can come from an example's length or from its gradient, not from both. Use 'random'."
-        )
-    if args.n_gpu > 1:
-        raise ValueError(
-            f"Trainer would copy the model to {args.n_gpu} devices in every step (DataParallel), and the copies have "
-            "no hooks: start one process a device with torchrun, or show it one device with CUDA_VISIBLE_DEVICES"
-        )

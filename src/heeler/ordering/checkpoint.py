@@ -6,6 +6,7 @@ The file is a zip archive, uncompressed: `state.json` holds the tree with a numb
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -189,11 +190,9 @@ def _is_running(process: int) -> bool:
 
 def _sync_folder(folder: Path) -> None:
     """Make the rename itself durable, where the system lets a folder be opened."""
-    try:
+    with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

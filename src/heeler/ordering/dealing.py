@@ -12,16 +12,10 @@ from heeler.herding.validate import IntArray
 def deal(order: IntArray, workers: int, rank: int, batch_size: int, *, drop_last: bool = False) -> IntArray:
     """The indices of worker `rank`: its `batch_size` of every global batch of `workers * batch_size` examples.
 
-    Step t of all workers together trains on `order[t * n * B : (t + 1) * n * B]`, so n workers follow the order that
-    one worker would follow with n times the batch. Every worker gets equally many: what is left after the last full
-    global batch is dealt evenly, filled up from the order's beginning as `DistributedSampler` does, or cut with
-    `drop_last`.
-
-    Args:
-        order: (N,) a permutation.
-
-    Returns:
-        (ceil(N / n),) or, with `drop_last`, (floor(N / n),).
+    Step t of all workers together trains on `order[t * n * B : (t + 1) * n * B]`, so n workers follow the order (N,)
+    that one worker would follow with n times the batch. Every worker gets equally many, ⌈N / n⌉: what is left after the
+    last full global batch is dealt evenly, filled up from the order's beginning as `DistributedSampler` does, or cut to
+    ⌊N / n⌋ with `drop_last`.
     """
     if workers == 1 or len(order) == 0:
         return order

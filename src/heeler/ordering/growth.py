@@ -34,12 +34,8 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
     following = _inserted(rule["order"], new, 0, rng) if session["closed"] else order
     grown_rule = {**rule, "order": following}
     if "table" in rule:
-        table = rule["table"]
-        grown_rule["table"] = {
-            **table,
-            "rows": _longer(table["rows"], examples),
-            "seen": _longer(table["seen"], examples),
-        }
+        longer = {name: _longer(rule["table"][name], examples) for name in ("rows", "seen")}
+        grown_rule["table"] = {**rule["table"], **longer}
     grown = {"examples": examples, "order": order, "rule": grown_rule, "sketches_began": session["epoch"]}
     return dict(to_torch({**tree, "session": {**session, **grown}}))
 

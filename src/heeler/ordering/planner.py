@@ -54,7 +54,7 @@ class Planner(Protocol):
         """Drop what was filed under `indices`, for it may be about other examples."""
 
     def consolidate(self) -> None:
-        """Bring what all workers have seen to the leader; all of them call it at the same step."""
+        """Bring what all workers have seen to the leader. All of them call it at the same step."""
 
     def reading(self) -> AbstractContextManager[Any]:
         """Hold this to read the rule's table while nobody writes to it."""

@@ -84,11 +84,8 @@ class Session:
         """Numbers per sketch of a model with so many covered parameters."""
         return self.setup.sketch_length(covered, sum(self.links.shard_sizes or (self.setup.examples,)))
 
-    # Joining a model
-
     @property
     def is_attached(self) -> bool:
-        """Whether a model feeds this session."""
         return self._source is not None
 
     def check_attachable(self) -> None:
@@ -129,9 +126,7 @@ class Session:
         if dim == self.dim:
             return
         if self.epoch or self.cursors.trained:
-            raise RuntimeError(
-                "attach the model before the first epoch: the sampler has taken sketches of another size"
-            )
+            raise RuntimeError("attach the model before the first epoch: sketches of another size were taken")
         self.dim = dim
         self.planner = make_planner(self.setup, self.links, dim)
         self.indices = self.planner.indices

@@ -44,9 +44,8 @@ class Setup:
     def __post_init__(self) -> None:
         if self.examples < 1:
             raise ValueError("the dataset is empty: there is nothing to order")
-        for name, value in (("batch_size", self.batch_size), ("dim", self.dim), ("refresh", self.refresh)):
-            if name == "dim" and value is None:
-                continue
+        dim = 1 if self.dim is None else self.dim
+        for name, value in (("batch_size", self.batch_size), ("dim", dim), ("refresh", self.refresh)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         if self.shards not in ("global", "local"):

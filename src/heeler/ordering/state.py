@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,8 @@ def resumed_order(state: dict[str, Any], layout: Layout) -> tuple[IntArray, bool
     """
     order: IntArray = np.asarray(state["order"])
     before = Layout(state["workers"], 0, state["batch_size"], state["drop_last"], layout.shard_sizes)
-    if (before.workers, before.batch_size, before.drop_last) == (layout.workers, layout.batch_size, layout.drop_last):
-        return order, True
-    if layout.workers == before.workers == 1:  # a position is a position, whatever the batch size
+    same = replace(before, rank=layout.rank) == layout
+    if same or layout.workers == before.workers == 1:  # a position is a position, whatever the batch size
         return order, True
     if layout.shard_sizes is not None:
         raise ValueError(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from heeler.herding.rules.adopt import adopt
-from heeler.herding.rules.greedy import Greedy
 from heeler.herding.rules.herd import Herd
-from heeler.herding.rules.mean import Grab, Recursive
+from heeler.herding.rules.online import Grab, Recursive
 from heeler.herding.rules.pairs import CdGrab, KernelHalving, Pair, Walk
 from heeler.herding.rules.protocol import OrderingRule
 from heeler.herding.rules.static import BlockReversal, FlipFlop, Incremental, Once, Random
+from heeler.herding.rules.tabled import Greedy
 
 RULES: dict[str, type[OrderingRule]] = {
     "herd": Herd,
@@ -69,27 +68,3 @@ def make_rule(
     """
     make: Callable[..., OrderingRule] = rule_class(name)
     return make(examples, dim, seed=seed, batch_size=batch_size, shard_sizes=shard_sizes, **options)
-
-
-__all__ = [
-    "ALIASES",
-    "RULES",
-    "BlockReversal",
-    "CdGrab",
-    "FlipFlop",
-    "Grab",
-    "Greedy",
-    "Herd",
-    "Incremental",
-    "KernelHalving",
-    "Once",
-    "OrderingRule",
-    "Pair",
-    "Random",
-    "Recursive",
-    "Walk",
-    "adopt",
-    "make_rule",
-    "rule_class",
-    "rule_names",
-]

@@ -59,14 +59,12 @@ class _Adopted(OrderingRule):
 def _check(rule: OrderingRule) -> None:
     """Refuse declarations that contradict each other."""
     name, kind = type(rule).__name__, type(rule)
-    for flag, value in (
-        ("needs_vectors", rule.needs_vectors),
-        ("keeps_table", rule.keeps_table),
-        ("coordinates_shards", rule.coordinates_shards),
-        ("solves_in_background", rule.solves_in_background),
-    ):
-        if not isinstance(value, bool):
-            raise TypeError(f"{flag} of {name} must be True or False, got {value!r}")
+    flags = (rule.needs_vectors, rule.keeps_table, rule.coordinates_shards, rule.solves_in_background)
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise TypeError(
+            f"needs_vectors, keeps_table, coordinates_shards and solves_in_background of {name} must be True or False, "
+            f"got {flags}"
+        )
     if rule.dim is not None:
         check_positive(rule.dim, f"dim of {name}, if it is not None,")
     if rule.table is not None and not isinstance(rule.table, SketchTable):

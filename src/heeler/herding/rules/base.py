@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,27 +13,15 @@ from heeler.herding.rules.protocol import OrderingRule
 from heeler.herding.validate import Array, IntArray
 
 
-class Common(TypedDict, total=False):
-    """What every named rule takes by keyword; see `BaseRule`."""
-
-    seed: int
-    batch_size: int
-    shard_sizes: Sequence[int] | None
-
-
 class BaseRule(OrderingRule):
-    """A rule with a random first order.
+    """A rule with a random first order; arguments as in `make_rule`.
 
-    Args:
-        examples: N, over all workers.
-        dim: K, the length of a vector; ignored by rules that need no vectors.
-        seed: of everything random. Workers never shuffle alike: one generator serves all shards in turn.
-        batch_size: examples per worker in a batch.
-        shard_sizes: examples of each worker; None for one worker.
+    Workers never shuffle alike: one generator serves all shards in turn.
     """
 
     _state: ClassVar[tuple[str, ...]] = ("_order", "epoch", "screened")
-    """Attributes that make up the state, besides the random numbers."""
+    """Attributes that make up the state, besides the random numbers: arrays, and numbers that count. Arrays of int64
+    hold numbers of examples or of places, or -1 for none."""
 
     def __init__(
         self,
@@ -68,21 +56,13 @@ class BaseRule(OrderingRule):
         return {"rule": type(self).__name__, **state, "rng": copy.deepcopy(self._rng.bit_generator.state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("rule") != type(self).__name__:
-            raise ValueError(
-                f"this state is of rule {state.get('rule')!r}, not {type(self).__name__!r}: make that rule"
-            )
-        for name in self._state:
-            value, own = state[name.lstrip("_")], getattr(self, name)
-            if isinstance(own, np.ndarray):
-                value = check.as_numpy(value, name)
-                if value.dtype != own.dtype or value.shape != own.shape:
-                    raise ValueError(
-                        f"this state's {name.lstrip('_')} is {value.dtype} {value.shape}, not {own.dtype} {own.shape}: "
-                        "make the rule with the examples, dim and shards that the state was saved with"
-                    )
-            setattr(self, name, copy.deepcopy(value))
-        self._rng.bit_generator.state = copy.deepcopy(state["rng"])
+        """Go on exactly where the state was taken. One that cannot be is refused with a ValueError before a change."""
+        if check.entry(state, "rule") != type(self).__name__:
+            raise ValueError(f"this state is of rule {state['rule']!r}, not {type(self).__name__!r}: make that rule")
+        loaded = copy.copy(self)
+        loaded.__dict__.update(self._read(state))
+        loaded._check()
+        self.__dict__.update(loaded.__dict__)
 
     # What a rule defines
 
@@ -92,6 +72,24 @@ class BaseRule(OrderingRule):
     def _close(self) -> IntArray:
         """The next epoch's order."""
         raise NotImplementedError
+
+    def _read(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Attributes from a state, as copies, each checked by itself."""
+        values: dict[str, Any] = {"_rng": _generator(check.entry(state, "rng"))}
+        for name in self._state:
+            key, own = name.lstrip("_"), getattr(self, name)
+            if not isinstance(own, np.ndarray):
+                values[name] = check.stored_count(state, key)
+                continue
+            array = values[name] = np.array(check.stored_array(state, key, [own.dtype], own.shape), order="C")
+            if own.dtype == np.int64 and array.size and (array.min() < -1 or array.max() > self.examples):
+                raise ValueError(f"the state's {key} has numbers outside -1..{self.examples}: it is damaged")
+        return values
+
+    def _check(self) -> None:
+        """A ValueError if attributes that come from a state do not fit together."""
+        check.as_order(self._order, self.examples)
+        check.check_own_rows(self._order, self.offsets)
 
     # Helpers
 
@@ -124,6 +122,10 @@ class BaseRule(OrderingRule):
         """(b,) which worker owns each row."""
         return np.searchsorted(self.offsets, rows, side="right") - 1
 
+    def _by_worker(self, rows: IntArray) -> list[IntArray]:
+        """Rows that are grouped by worker, one worker after the other, as a list for each."""
+        return np.split(rows, np.searchsorted(self._worker(rows), np.arange(1, self.workers)))
+
     def _with_unseen(self, lists: Sequence[IntArray]) -> IntArray:
         """Flat order from each worker's list of placed examples; those it lacks get random places of their own."""
         out = np.empty(self.examples, np.int64)
@@ -145,3 +147,16 @@ def merge_at_random(seen: Array, unseen: Array, rng: np.random.Generator) -> Int
     out[places] = rng.permutation(unseen)
     out[~places] = seen
     return out
+
+
+def _generator(state: Any) -> np.random.Generator:
+    """Random numbers from where a state left them."""
+    bits = np.random.PCG64(0)
+    try:
+        bits.state = state
+        right = bool(bits.state == state) and state["state"]["inc"] % 2 == 1  # an even one can repeat a number for ever
+    except Exception:  # NumPy raises whatever it stumbles over
+        right = False
+    if not right:
+        raise ValueError("the state's rng is not that of a random generator: it is damaged")
+    return np.random.Generator(bits)

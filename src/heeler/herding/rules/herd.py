@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from heeler.herding import validate as check
-from heeler.herding.rules.base import Common
 from heeler.herding.rules.tabled import TabledRule
 from heeler.herding.solver import Solution, solve
 from heeler.herding.validate import IntArray
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 HERD_SWEEPS = 16
 """At most. Ten come within a tenth or so of where sweeps stop helping, and a solve ends by itself when they do."""
@@ -38,21 +34,21 @@ class Herd(TabledRule):
     solves_in_background = True
     _state = (*TabledRule._state, "_seed")
 
-    def __init__(
-        self, examples: int, dim: int | None = None, *, sweeps: int = HERD_SWEEPS, **common: Unpack[Common]
-    ) -> None:
+    def __init__(self, examples: int, dim: int | None = None, *, sweeps: int = HERD_SWEEPS, **common: Any) -> None:
         super().__init__(examples, dim, **common)
         self.sweeps = check.check_positive(sweeps, "sweeps")
         self._seed = common.get("seed", 0)
 
     def solve(self) -> Solution | None:
         """Order the examples that have vectors; None if there are none. Changes nothing."""
-        order, sizes = self._known()
+        known = self._known()
+        order, sizes = np.concatenate(known), [own.size for own in known]
+        del known
         if order.size == 0:
             return None
         # Not the rule's own generator: a solve in a thread must leave no trace, and may be run again.
         rng = np.random.default_rng([self._seed, self.epoch])
-        for own in np.split(order, np.cumsum(sizes)[:-1]):
+        for own in self._by_worker(order):
             rng.shuffle(own)
         solution = solve(
             self.table.rows,
@@ -71,8 +67,7 @@ class Herd(TabledRule):
         """Make a solution the next epoch's order, and close the epoch."""
         self.last_solution = solution
         placed = np.empty(0, np.int64) if solution is None else solution.order
-        owner = self._worker(placed)  # shards lie side by side, so owners ascend
-        return self._turn_to(self._with_unseen(np.split(placed, np.searchsorted(owner, np.arange(1, self.workers)))))
+        return self._turn_to(self._with_unseen(self._by_worker(placed)))
 
     def next_order(self) -> IntArray:
         return self.commit(self.solve())

@@ -21,13 +21,11 @@ class OrderingRule(ABC):
     needs_vectors: bool = True
     """Whether `observe` needs vectors; without, none are made."""
     keeps_table: bool = False
-    """Whether an example that an epoch does not see keeps its last vector, in `table`; so not every epoch has to be
-    observed. Without, a rule forgets at an epoch's end, and has to see every epoch."""
+    """Whether an example that an epoch does not see keeps its last vector, in `table`. Without, every epoch is seen."""
     table: SketchTable | None = None
     """(N, dim) newest vectors, of a rule that keeps them."""
     coordinates_shards: bool = False
-    """Whether one rule orders the shards that several workers have of their own together. Without, every worker makes
-    a rule for its shard."""
+    """Whether one rule orders all workers' own shards together. Without, every worker makes a rule for its shard."""
     solves_in_background: bool = False
     """Whether `next_order()` is `commit(solve())`, and `solve` may run in a thread while the epoch goes on."""
     dim: int | None = None
@@ -60,10 +58,7 @@ class OrderingRule(ABC):
         """Go on exactly where `state_dict` was taken."""
 
     def forget(self, indices: IntArray) -> None:
-        """Drop what is held under examples `indices`, which may be about others.
-
-        By default the epoch is closed: a rule without a table has mixed them into its sums.
-        """
+        """Drop what is held under examples `indices`, which may be about others; without a table, close the epoch."""
         self.next_order()
 
     def solve(self) -> Any:

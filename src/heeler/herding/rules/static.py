@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from heeler.herding import validate as check
-from heeler.herding.rules.base import BaseRule, Common
+from heeler.herding.rules.base import BaseRule
 from heeler.herding.validate import IntArray
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 class StaticRule(BaseRule):
@@ -22,6 +18,10 @@ class StaticRule(BaseRule):
 
     def observe(self, indices: Any, vectors: Any) -> None:
         self._rows(indices)
+
+    def _reversed(self) -> IntArray:
+        """Every worker's order backwards."""
+        return np.concatenate([self.order[shard][::-1] for shard in self._shards()])
 
 
 class Random(StaticRule):
@@ -49,7 +49,7 @@ class FlipFlop(StaticRule):
     """A random order on even epochs, its reverse on the odd epoch that follows."""
 
     def _close(self) -> IntArray:
-        return self._shuffled() if self.epoch % 2 else reversed_shards(self.order, self._shards())
+        return self._shuffled() if self.epoch % 2 else self._reversed()
 
 
 class BlockReversal(StaticRule):
@@ -65,16 +65,14 @@ class BlockReversal(StaticRule):
 
     _state = (*StaticRule._state, "_base")
 
-    def __init__(
-        self, examples: int, dim: int | None = None, *, block: int | None = None, **common: Unpack[Common]
-    ) -> None:
+    def __init__(self, examples: int, dim: int | None = None, *, block: int | None = None, **common: Any) -> None:
         super().__init__(examples, dim, **common)
         self.block = None if block is None else check.check_positive(block, "block")
         self._base = self.order.copy()
 
     def _close(self) -> IntArray:
         if self.epoch % 2 == 0:
-            return reversed_shards(self.order, self._shards())
+            return self._reversed()
         out = np.empty_like(self._base)
         for shard in self._shards():
             own = self._base[shard]
@@ -83,7 +81,7 @@ class BlockReversal(StaticRule):
             out[shard] = np.concatenate([blocks[i] for i in self._rng.permutation(len(blocks))])
         return out
 
-
-def reversed_shards(order: IntArray, shards: Sequence[slice]) -> IntArray:
-    """Every shard's part of a flat order backwards."""
-    return np.concatenate([order[shard][::-1] for shard in shards])
+    def _check(self) -> None:
+        super()._check()
+        check.as_order(self._base, self.examples, what="base")
+        check.check_own_rows(self._base, self.offsets)

@@ -1,17 +1,15 @@
-"""What the rules share that keep a vector of every example."""
+"""Rules that keep a vector of every example: what they share, and greedy herding, for study."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from heeler.herding.rules.base import BaseRule, Common
+from heeler.herding import validate as check
+from heeler.herding.rules.base import BaseRule
 from heeler.herding.table import SketchTable
-from heeler.herding.validate import IntArray
-
-if TYPE_CHECKING:
-    from typing import Unpack
+from heeler.herding.validate import Array, IntArray
 
 
 class TabledRule(BaseRule):
@@ -20,7 +18,7 @@ class TabledRule(BaseRule):
     keeps_table = True
     table: SketchTable
 
-    def __init__(self, examples: int, dim: int | None = None, **common: Unpack[Common]) -> None:
+    def __init__(self, examples: int, dim: int | None = None, **common: Any) -> None:
         super().__init__(examples, dim, **common)
         self.table = SketchTable(self.examples, self.dim or 0)
 
@@ -38,9 +36,55 @@ class TabledRule(BaseRule):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.table.load_state_dict(state["table"])
+        self.table.restore(state["table"])
 
-    def _known(self) -> tuple[IntArray, list[int]]:
-        """This epoch's order without the examples that have no vector yet, and how many of each worker's remain."""
-        known = self.table.seen[self.order]
-        return self.order[known], [int(np.count_nonzero(known[shard])) for shard in self._shards()]
+    def _read(self, state: dict[str, Any]) -> dict[str, Any]:
+        self.table.check_state(check.entry(state, "table"))
+        return super()._read(state)
+
+    def _known(self) -> list[IntArray]:
+        """Each worker's part of this epoch's order, without the examples that have no vector yet."""
+        return [own[self.table.seen[own]] for own in (self.order[shard] for shard in self._shards())]
+
+
+class Greedy(TabledRule):
+    """Greedy herding: always the example that keeps the prefix sum shortest.
+
+    Its prefix norms are the best of all and it trains *worse than random* at large learning rates: unstable, since it
+    leaves the largest gradients to the end. Takes O(N²K) time. Each worker herds its own examples.
+
+    Args:
+        limit: the largest shard it will take on.
+    """
+
+    def __init__(self, examples: int, dim: int | None = None, *, limit: int = 20_000, **common: Any) -> None:
+        super().__init__(examples, dim, **common)
+        largest = int(np.diff(self.offsets).max())
+        if largest > limit:
+            raise ValueError(
+                f"greedy herding takes O(N²K) time and a shard has {largest} examples, more than limit={limit}: "
+                "use the rule 'herd', or raise the limit and wait"
+            )
+
+    def _close(self) -> IntArray:
+        return self._with_unseen([greedy_order(self.table.rows, own) for own in self._known()])
+
+
+def greedy_order(vectors: Array, order: IntArray) -> IntArray:
+    """Rows of `order` so that each next one keeps the centred prefix shortest; of equals the earliest in `order`.
+
+    ‖p + c_i‖² = ‖p‖² + 2⟨p, c_i⟩ + ‖c_i‖², so the least of 2⟨p, c_i⟩ + ‖c_i‖² is taken: one matrix-vector product per
+    step.
+    """
+    if order.size == 0:
+        return order
+    centred = vectors[order].astype(np.float64)
+    centred -= centred.mean(axis=0)
+    squares = np.einsum("ik,ik->i", centred, centred)
+    prefix, following = np.zeros(centred.shape[1]), np.empty_like(order)
+    for t in range(order.size):
+        best = int(np.argmin(2.0 * (centred @ prefix) + squares))
+        following[t] = order[best]
+        prefix += centred[best]
+        squares[best] = np.inf
+    return following

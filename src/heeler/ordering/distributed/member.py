@@ -27,8 +27,7 @@ class Member(SharedPlanner):
         """Nothing: the leader's state is all that a restart needs."""
         return {"leader": False}
 
-    def _resume(self, order: IntArray, state: dict[str, Any]) -> None:
-        """The rest is the leader's."""
+    def _resume(self, order: IntArray, state: dict[str, Any]) -> None: ...
 
     def _use(self, part: IntArray) -> None:
         self.indices = part
@@ -44,8 +43,8 @@ class Member(SharedPlanner):
         self.transport.count(f"{turn}/received")
         return part.numpy().astype(np.int64)
 
-    def _commit_known(self, turn: int) -> None:
-        """The leader's part."""
+    # The leader's part
 
-    def _report(self, turn: int, fault: RankFault) -> None:
-        """The leader finds out by itself."""
+    def _commit_known(self, turn: int) -> None: ...
+
+    def _report(self, turn: int, fault: RankFault) -> None: ...

@@ -1,17 +1,12 @@
 """What a leader and its members have in common: an epoch in rounds, and one verdict at its end.
 
-One rank leads and solves for all, because the order must be one: two machines that solve the same table may differ in
-the last bit of a sum, and then in everything after it. It is also cheaper: a sketch travels once, not once to every
-rank.
-
-An epoch is cut into rounds, at fixed positions. In a round every rank sends what it has seen since the last one. All
-of it runs in a thread, off the training step's path. Where the rule keeps a table, from the second epoch on, the last
-round is early enough for the next order to be there when the epoch ends; what a rank sees after it goes with the next
-epoch's rounds.
+One rank leads and solves for all: two machines that solve the same table may differ in the last bit of a sum, and then
+in everything after it; and a sketch travels once. An epoch is cut into rounds, at fixed positions, in which every rank
+sends what it has seen since the last one, in a thread. Where the rule keeps a table, from the second epoch on, the last
+round is early enough for the next order to be there when the epoch ends; what comes after it goes with the next epoch.
 
 Whether an order is used is decided once, in the transport's store, where the first verdict stands: the leader's
-"commit", after all ranks have their part, or any rank's "abort", after a bounded wait. So all ranks use the new order,
-or none does.
+"commit", after all ranks have their part, or any rank's "abort", after a bounded wait. So all use it, or none does.
 """
 
 from __future__ import annotations
