@@ -60,8 +60,8 @@ class SimulatedSession(Session):
         self._shards, self._rule_options = shards, rule_options
         self._plan()
 
-    def connect(self, source: SketchSource) -> None:
-        super().connect(source)
+    def connect(self, source: SketchSource, ids: Any = None) -> None:
+        super().connect(source, ids)
         self._plan()  # only the source knows how many numbers a sketch has
 
     @property

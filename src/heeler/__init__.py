@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from heeler.notices import HeelerWarning
+
 if TYPE_CHECKING:
     from heeler.forecast import Explanation, explain
     from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
@@ -14,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "Explanation",
     "Handle",
+    "HeelerWarning",
     "Sampler",
     "__version__",
     "attach",

@@ -7,6 +7,7 @@ The file is a zip archive, uncompressed: `state.json` holds the tree with a numb
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import tempfile
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -43,6 +44,8 @@ def save(handle: Handle, path: str | os.PathLike[str]) -> None:
     if not handle.session.planner.sees_all:
         return
     target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent} to write {target.name} into")
     arrays: list[np.ndarray] = []
     tree = _without_arrays(to_numpy(handle.state_dict()), arrays)
     _remove_orphans(target)
@@ -120,8 +123,8 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         if dtype.hasobject or math.prod(shape) * dtype.itemsize > size:
             raise ValueError(f"{name} announces more than it holds")
         flat = np.empty(math.prod(shape), dtype)
-        room = memoryview(flat).cast("B") if flat.size else memoryview(b"")
-        while room and (count := member.readinto(room)):
+        room: Any = flat.view(np.uint8).data
+        while room and (count := cast(io.BufferedIOBase, member).readinto(room)):
             room = room[count:]
         if room or member.read(1):  # to the member's end, where zip compares its checksum
             raise ValueError(f"{name} does not hold what it announces")

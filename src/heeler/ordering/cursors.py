@@ -49,6 +49,9 @@ class Cursors:
         """Why some batches' examples are not known, once per cause."""
         self.claimed = start
         self.doubtful: list[slice] = []
+        """Claims that stand only if all batches are claimed in the end."""
+        self.suspect: list[slice] = []
+        """Claims that another pass has laid claim to as well."""
         self.sequence = indices
         """(length,) the examples in the order in which they are handed out, as far as that is known."""
         self.rebatched = False
@@ -208,6 +211,11 @@ class Cursors:
         return after <= self.handed_out and np.array_equal(self.indices[self.trained : after], examples)
 
     @property
+    def used_up(self) -> bool:
+        """Whether all of it was handed out, but for what the loader drops; it may draw ahead and throw that away."""
+        return self._exhausted and self.handed_out >= (self.length if self._loader is None else self._last)
+
+    @property
     def over(self) -> bool:
         """Whether the loop has left the epoch behind: nothing left to draw, to hand out or to train on.
 
@@ -218,11 +226,12 @@ class Cursors:
         return self._loader is None or self._loader.finished
 
     def misfiled(self) -> list[slice]:
-        """At the epoch's end: the doubtful claims, if something was handed out that no pass was about.
+        """At the epoch's end: suspect claims, and doubtful ones if something was handed out that no pass was about.
 
         Where the loader is not known, a last batch that was drawn and dropped proves nothing, unless a pass before it
         had fewer rows than a batch.
         """
         odd = any((part.stop - part.start) % self._batch_size for part in self.doubtful[:-1])
         dropped = self._batch_size - 1 if self._loader is None and not odd else 0
-        return self.doubtful if self._exhausted and self.handed_out - self.claimed > dropped else []
+        unclaimed = self._exhausted and self.handed_out - self.claimed > dropped
+        return [*self.suspect, *(self.doubtful if unclaimed else [])]

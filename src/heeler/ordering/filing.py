@@ -207,9 +207,7 @@ class Filing:
         claimed = cursors.claim(len(rows), stamp.handed_out)
         if claimed is None:
             # Another pass has been taken for this batch's, and it is not known which of them was right.
-            if cursors.batches and cursors.recent:
-                before = slice(cursors.recent[-1].start, cursors.claimed)
-                cursors.doubtful.append(before)
+            cursors.suspect.append(slice(max(cursors.start, stamp.handed_out - len(rows)), stamp.handed_out))
             self._ignore("there were more passes, or rows, than the loader had handed out examples for")
             return
         indices = cursors.sequence[claimed]

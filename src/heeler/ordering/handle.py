@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from heeler.ordering.cursors import Ids
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.session import Session
 from heeler.ordering.state import StateError, to_numpy, to_torch
+from heeler.ordering.verify import Verification, verify
 from heeler.sketch import Coverage, Sketcher, projection
 from heeler.sketch.budget import Layers
 
@@ -76,7 +78,9 @@ def attach(
     except BaseException:
         sketcher.detach()
         raise
-    return Handle(session, sketcher)
+    handle = Handle(session, sketcher)
+    logging.getLogger("heeler").info("attached: %s", str(handle.coverage).splitlines()[0])
+    return handle
 
 
 class Handle:
@@ -130,6 +134,22 @@ class Handle:
     def skip(self, examples: int | None = None) -> None:
         """Say that the batch just drawn (or its first `examples`) is not trained on."""
         self.session.skip(examples)
+
+    def verify(self, loss_of: Callable[[int], Tensor], examples: int = 32, *, seed: int = 0) -> Verification:
+        """Is it working? Recompute some examples' gradients one by one and compare them with what is filed.
+
+            print(handle.verify(lambda i: loss_fn(model(x[i : i + 1]), y[i : i + 1])))
+
+        Args:
+            loss_of: the loss of one example alone, by its number in the dataset, from the attached model.
+            examples: how many to look at, drawn from those that have a sketch.
+            seed: of the draw.
+        """
+        table = self.table
+        if table is None:
+            raise ValueError("this order keeps no sketches of examples: there is nothing to compare")
+        with self.session.paused(), self.session.planner.reading():
+            return verify(self.sketcher, table, loss_of, examples, seed)
 
     # State and numbers
 

@@ -248,11 +248,10 @@ class Session:
 
     def _was_used(self) -> bool:
         """Whether the current order was trained on. One that was only looked at is given again."""
-        drawn, start = self.cursors.drawn, self.cursors.start
-        if not self.is_attached:  # nobody counts backward passes: what was drawn counts as used
-            return drawn > start
+        if not self.is_attached:  # nobody counts backward passes: what was handed out counts as used
+            return self.cursors.handed_out > self.cursors.start
         self._catch_up()
-        return self.cursors.trained > start or drawn == len(self.indices)
+        return self.cursors.trained > self.cursors.start or self.cursors.used_up
 
     def _catch_up(self) -> None:
         """Where nobody saw a forward and the weights have moved, all that was handed out was trained on."""

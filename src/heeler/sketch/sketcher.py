@@ -145,6 +145,17 @@ class Sketcher:
             return torch.cat(passes)
         return torch.zeros(0, self.dim, device=self._recorder.device)
 
+    def sketch_of(self, loss: Tensor) -> Tensor:
+        """The sketch (K,) of a loss's gradient, by autograd alone: what an example's row must be."""
+        layers = [layer for layer in self._layers if not layer.broken]
+        found = {id(p): (p, layer, local) for layer in layers for local, p in layer.parameters.items()}
+        gradients = torch.autograd.grad(loss, [p for p, _, _ in found.values()], allow_unused=True)
+        total = torch.zeros(self.dim, device=self._recorder.device)
+        for (_, layer, local), gradient in zip(found.values(), gradients, strict=True):
+            if gradient is not None:
+                total += layer.sketch_gradient(local, gradient)
+        return total
+
     @property
     def weights_version(self) -> int:
         """Changes with every step of an optimizer."""
