@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
 import lzma
 import os
 import tarfile
+import tempfile
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -83,13 +86,25 @@ class Folder:
             try:
                 path = root / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                scratch = path.with_name(f".{path.name}.{os.getpid()}")
-                scratch.write_bytes(raw)
-                scratch.replace(path)
+                descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+                try:
+                    with os.fdopen(descriptor, "wb") as file:
+                        file.write(raw)
+                    os.chmod(scratch, 0o644)
+                    os.replace(scratch, path)
+                except BaseException:
+                    Path(scratch).unlink(missing_ok=True)
+                    raise
                 return path
             except OSError as error:
                 problem = error
         raise problem
+
+    def drop(self, name: str) -> None:
+        """Remove a file that turned out to be damaged, wherever it was kept."""
+        for root in (self.path, DEFAULT.expanduser()):
+            with contextlib.suppress(OSError):
+                (root / name).unlink(missing_ok=True)
 
     def _download(self, name: str, source: Source) -> Path:
         try:
@@ -101,7 +116,7 @@ class Folder:
                 f"put it at {self.path / name} (plain, .xz or .gz); or name another folder with --data or HEELER_DATA."
             ) from None
         if source.member:
-            raw = _member(raw, source.member)
+            raw = _member(raw, source)
         digest = hashlib.sha256(raw).hexdigest()
         if source.sha256 and digest != source.sha256:
             raise MissingData(
@@ -117,15 +132,20 @@ class Folder:
                 out.write(chunk)
                 if self.progress is not None:
                     self.progress(name, out.tell(), size)
+        if size and out.tell() != size:
+            raise OSError(f"the download broke off after {out.tell()} of {size} bytes; nothing was kept")
         return out.getvalue()
 
 
-def _member(archive: bytes, member: str) -> bytes:
-    if zipfile.is_zipfile(io.BytesIO(archive)):
-        with zipfile.ZipFile(io.BytesIO(archive)) as files:
-            return files.read(member)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        found = files.extractfile(member)
-        if found is None:
-            raise MissingData(f"the archive holds no file {member}")
-        return found.read()
+def _member(archive: bytes, source: Source) -> bytes:
+    try:
+        if zipfile.is_zipfile(io.BytesIO(archive)):
+            with zipfile.ZipFile(io.BytesIO(archive)) as files:
+                return files.read(source.member)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            found = tar.extractfile(source.member)
+            if found is not None:
+                return found.read()
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, KeyError, zlib.error, OSError) as error:
+        raise MissingData(f"{source.url} holds no readable {source.member} ({error}); nothing was kept") from error
+    raise MissingData(f"{source.url} holds no file {source.member}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
+import zlib
 from itertools import pairwise
 from typing import Any
 
@@ -47,11 +48,17 @@ def _read_batch(folder: Folder, name: str) -> bytes:
         if folder.find(f"{place}/{name}.bin"):
             return folder.read(f"{place}/{name}.bin")
     archive = folder.read("cifar-10-binary.tar", Source(ORIGINAL))
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        member = files.extractfile(f"cifar-10-batches-bin/{name}.bin")
-        raw = b"" if member is None else member.read()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            member = files.extractfile(f"cifar-10-batches-bin/{name}.bin")
+            raw = b"" if member is None else member.read()
+    except (tarfile.TarError, EOFError, KeyError, OSError, zlib.error):
+        raw = b""
     if hashlib.md5(raw).hexdigest() != MD5[name]:
-        raise MissingData(f"{name}.bin of {ORIGINAL} is damaged: its md5 is not {MD5[name]}")
+        folder.drop("cifar-10-binary.tar")
+        raise MissingData(
+            f"{name}.bin of {ORIGINAL} is damaged: its md5 is not {MD5[name]}. The archive was not kept; try again."
+        )
     return raw
 
 
