@@ -287,7 +287,7 @@ class Session:
     def consolidate(self) -> None:
         """Bring what all workers have seen to the leader; every rank calls it."""
         self.drain(wait=True)
-        self.planner.consolidate()
+        self.planner.consolidate(self.cursors.trained)
 
     def state_dict(self) -> dict[str, Any]:
         """All state as a copy, arrays of NumPy."""
