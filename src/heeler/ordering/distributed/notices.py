@@ -31,10 +31,20 @@ class BoundedStore:
         self.store = store
         self._thread = BackgroundThread("heeler-store", ends_last=True)
         self._overdue: Future[Any] | None = None
+        self._gone = False
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
         """Do `task` after all before it, whenever the store answers."""
-        return self._thread.submit(task)
+        return self._thread.submit(lambda: self._run(task))
+
+    def _run(self, task: Callable[[], T]) -> T:
+        if self._gone:  # a lost connection is lost for good, and PyTorch prints a page for every try
+            raise StoreLost("the process group's store is gone")
+        try:
+            return task()
+        except RuntimeError:
+            self._gone = True
+            raise StoreLost("the process group's store is gone") from None
 
     def call(self, task: Callable[[], T], wait: float) -> T:
         """Do `task` within `wait` seconds, or raise `StoreLost`; at once, while an earlier call is overdue."""
@@ -50,8 +60,6 @@ class BoundedStore:
             if not future.done():
                 self._overdue = future
             raise StoreLost("the process group's store does not answer") from None
-        except RuntimeError:
-            raise StoreLost("the process group's store is gone") from None
 
 
 class Notices:

@@ -40,7 +40,7 @@ from heeler.ordering.dealing import Layout
 from heeler.ordering.distributed.follower import tell_peers
 from heeler.ordering.distributed.forming import Gathering, RollCall
 from heeler.ordering.distributed.notices import Stopped, StoreLost
-from heeler.ordering.distributed.transport import RankFault, Transport
+from heeler.ordering.distributed.transport import ConnectionLost, RankFault, Transport
 from heeler.ordering.distributed.wire import Rows, Wire, join, join_indices
 from heeler.ordering.planner import EARLY_FROM
 from heeler.ordering.state import resumed_order
@@ -54,6 +54,8 @@ LONGEST = 4.0
 orders that were announced and not yet decided."""
 STAGES = 1 << 20
 """More than an epoch has rounds: turn and round in one number that grows."""
+LAST_WORD = 1.0
+"""Seconds in which a rank that has closed its connections has told why: it does so before, if the store answers."""
 NO_ANSWER = "it did not answer in time, or is gone"
 
 T = TypeVar("T")
@@ -357,10 +359,12 @@ class SharedPlanner(ABC):
     def _guarded(self, turn: int, task: Callable[[], T]) -> T:
         """Do a task of this turn, unless one before it has failed: nobody waits twice for a rank that is lost."""
         if self._failed is None:
+            left = False
             try:
                 return task()
             except RankFault as error:
                 fault = RankFault(error.rank, error.why)  # without the traceback, which holds what the task held
+                left = isinstance(error, ConnectionLost)
             except Stopped as stopped:
                 fault = fault_of(stopped.word)
             except StoreLost as lost:
@@ -368,6 +372,8 @@ class SharedPlanner(ABC):
             except Exception as error:
                 fault = RankFault(self.transport.rank, f"{type(error).__name__}: {error}")
             with suppress(StoreLost):  # the first rank to see a fault says what it was: others may see what follows
+                if left:
+                    self.transport.notices.decided(verdict_key(turn), LAST_WORD)
                 word = self.transport.notices.decide(verdict_key(turn), abort(fault))
                 fault = fault_of(word) if word != "commit" else fault
             self._failed = fault

@@ -23,6 +23,10 @@ class RankFault(RuntimeError):
         self.rank, self.why = rank, why
 
 
+class ConnectionLost(RankFault):
+    """A transfer failed: the rank is gone or frozen, or has left and said why in the notices."""
+
+
 class Transport(Protocol):
     """The ranks that share one order. All ranks here count within these; rank 0 leads. Only tensors travel."""
 
@@ -47,10 +51,10 @@ class Transport(Protocol):
         """Leave the connections: ranks that wait for this one find out at once."""
 
     def send(self, tensors: Sequence[Tensor], to: int, *, patience: float = 1.0) -> None:
-        """Send tensors to a rank that knows their shapes, waiting for `patience` times the timeout; or `RankFault`."""
+        """Send tensors to a rank that knows their shapes, within `patience` times the timeout; or `ConnectionLost`."""
 
     def receive(self, tensors: Sequence[Tensor], source: int, *, patience: float = 1.0) -> None:
-        """Fill tensors with what a rank sends, waiting for `patience` times the timeout; `RankFault` after that."""
+        """Fill tensors with what a rank sends, within `patience` times the timeout; or `ConnectionLost`."""
 
     def all_texts(self, text: str) -> list[str]:
         """Every rank's short text, as rank 0, 1, ... gave it."""
@@ -110,7 +114,7 @@ class GlooTransport:
         self, transfer: Callable[[Any, Tensor], Any], tensors: Sequence[Tensor], rank: int, patience: float
     ) -> None:
         if self._group is None:
-            raise RankFault(rank, "the connection was closed after a fault")
+            raise ConnectionLost(rank, "the connection was closed after a fault")
         works: list[Any] = []
         try:
             works += [transfer(self._group, tensor) for tensor in tensors if tensor.numel()]
@@ -119,7 +123,7 @@ class GlooTransport:
         except RuntimeError:
             self._abandoned.append(tensors)  # a transfer that was given up may still write into its memory
             works.clear()  # they hold the connection, and a traceback would hold them
-            raise RankFault(rank, "it did not answer in time, or is gone") from None
+            raise ConnectionLost(rank, "it did not answer in time, or is gone") from None
 
     def all_texts(self, text: str) -> list[str]:
         encoded = text.encode()[:TEXT_BYTES]
