@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import heeler
+from heeler.herding import make_rule
 
 FEATURES = 3
 
@@ -96,6 +97,14 @@ def freeze(seconds: float) -> None:
     """Stop this process, all its threads at once, and go on after so many seconds."""
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def compile_rule() -> None:
+    """Compile what `herd` needs, here, so that forked processes have it: short timeouts are for ranks, not compilers."""
+    rule = make_rule("herd", 8, 4, seed=0, batch_size=2)
+    for _ in range(2):
+        rule.observe(rule.order, np.eye(8, 4, dtype=np.float32))
+        rule.next_order()
 
 
 def problem(examples: int, seed: int = 0) -> tuple[TensorDataset, nn.Module]:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from heeler.herding.validate import IntArray
 from heeler.ordering.distributed.screening import suspicious
-from heeler.ordering.distributed.shared import NO_ANSWER, STAGES, SharedPlanner, abort, verdict_key
-from heeler.ordering.distributed.transport import RankFault
+from heeler.ordering.distributed.shared import STAGES, SharedPlanner, abort, verdict_key
+from heeler.ordering.distributed.transport import NO_ANSWER, RankFault
 from heeler.ordering.distributed.wire import Rows, join
 from heeler.ordering.state import order_state
 

@@ -40,7 +40,7 @@ from heeler.ordering.dealing import Layout
 from heeler.ordering.distributed.follower import tell_peers
 from heeler.ordering.distributed.forming import Gathering, RollCall
 from heeler.ordering.distributed.notices import Stopped, StoreLost
-from heeler.ordering.distributed.transport import ConnectionLost, RankFault, Transport
+from heeler.ordering.distributed.transport import NO_ANSWER, ConnectionLost, RankFault, Transport
 from heeler.ordering.distributed.wire import Rows, Wire, join, join_indices
 from heeler.ordering.planner import EARLY_FROM
 from heeler.ordering.state import resumed_order
@@ -55,8 +55,8 @@ orders that were announced and not yet decided."""
 STAGES = 1 << 20
 """More than an epoch has rounds: turn and round in one number that grows."""
 LAST_WORD = 1.0
-"""Seconds in which a rank that has closed its connections has told why: it does so before, if the store answers."""
-NO_ANSWER = "it did not answer in time, or is gone"
+"""Seconds in which a rank that has closed its connections has told why: it does so before, if the store answers.
+Members wait longer: the leader, who may wait for another one's word, knows more."""
 
 T = TypeVar("T")
 
@@ -373,7 +373,8 @@ class SharedPlanner(ABC):
                 fault = RankFault(self.transport.rank, f"{type(error).__name__}: {error}")
             with suppress(StoreLost):  # the first rank to see a fault says what it was: others may see what follows
                 if left:
-                    self.transport.notices.decided(verdict_key(turn), LAST_WORD)
+                    wait = LAST_WORD if self.transport.rank == 0 else 2.0 * LAST_WORD
+                    self.transport.notices.decided(verdict_key(turn), wait)
                 word = self.transport.notices.decide(verdict_key(turn), abort(fault))
                 fault = fault_of(word) if word != "commit" else fault
             self._failed = fault

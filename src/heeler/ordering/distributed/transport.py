@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from heeler.ordering.distributed.notices import Notices, bounded_store
 
 TEXT_BYTES = 96
+NO_ANSWER = "it did not answer in time, or is gone"
 
 
 class RankFault(RuntimeError):
@@ -24,7 +26,7 @@ class RankFault(RuntimeError):
 
 
 class ConnectionLost(RankFault):
-    """A transfer failed: the rank is gone or frozen, or has left and said why in the notices."""
+    """A transfer failed before its time was over: the rank is gone, or has left and said why in the notices."""
 
 
 class Transport(Protocol):
@@ -51,10 +53,10 @@ class Transport(Protocol):
         """Leave the connections: ranks that wait for this one find out at once."""
 
     def send(self, tensors: Sequence[Tensor], to: int, *, patience: float = 1.0) -> None:
-        """Send tensors to a rank that knows their shapes, within `patience` times the timeout; or `ConnectionLost`."""
+        """Send tensors to a rank that knows their shapes, within `patience` times the timeout; or `RankFault`."""
 
     def receive(self, tensors: Sequence[Tensor], source: int, *, patience: float = 1.0) -> None:
-        """Fill tensors with what a rank sends, within `patience` times the timeout; or `ConnectionLost`."""
+        """Fill tensors with what a rank sends, within `patience` times the timeout; or `RankFault`."""
 
     def all_texts(self, text: str) -> list[str]:
         """Every rank's short text, as rank 0, 1, ... gave it."""
@@ -116,6 +118,7 @@ class GlooTransport:
         if self._group is None:
             raise ConnectionLost(rank, "the connection was closed after a fault")
         works: list[Any] = []
+        limit = time.monotonic() + patience * self.timeout
         try:
             works += [transfer(self._group, tensor) for tensor in tensors if tensor.numel()]
             for work in works:
@@ -123,7 +126,8 @@ class GlooTransport:
         except RuntimeError:
             self._abandoned.append(tensors)  # a transfer that was given up may still write into its memory
             works.clear()  # they hold the connection, and a traceback would hold them
-            raise ConnectionLost(rank, "it did not answer in time, or is gone") from None
+            kind = RankFault if time.monotonic() >= limit else ConnectionLost
+            raise kind(rank, NO_ANSWER) from None
 
     def all_texts(self, text: str) -> list[str]:
         encoded = text.encode()[:TEXT_BYTES]
