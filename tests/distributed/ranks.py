@@ -1,7 +1,12 @@
 """Real processes with a gloo group, and a problem whose gradients are small integers: exact in any order of sums."""
 
 import datetime
+import logging
 import multiprocessing
+import os
+import signal
+import socket
+import subprocess
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -15,18 +20,29 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import heeler
+from heeler.herding import make_rule
 
 FEATURES = 3
 
 
 def run_ranks(
-    ranks: int, task: Callable[..., Any], *args: Any, timeout: float = 60.0, lost: tuple[int, ...] = ()
+    ranks: int,
+    task: Callable[..., Any],
+    *args: Any,
+    timeout: float = 60.0,
+    lost: tuple[int, ...] = (),
+    tcp: bool = False,
 ) -> list[Any]:
-    """`task(rank, *args)` in `ranks` forked processes with a process group; their results, None for `lost` ranks."""
+    """`task(rank, *args)` in `ranks` forked processes with a process group; their results, None for `lost` ranks.
+
+    tcp: with the store in rank 0, not in a file.
+    """
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
+        store = f"tcp://127.0.0.1:{_free_port()}" if tcp else f"file://{folder}/store"
         processes = [
-            context.Process(target=_rank, args=(rank, ranks, folder, task, args), daemon=True) for rank in range(ranks)
+            context.Process(target=_rank, args=(rank, ranks, folder, store, task, args), daemon=True)
+            for rank in range(ranks)
         ]
         for process in processes:
             process.start()
@@ -47,11 +63,15 @@ def run_ranks(
         return results
 
 
-def _rank(rank: int, ranks: int, folder: str, task: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _rank(rank: int, ranks: int, folder: str, store: str, task: Callable[..., Any], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"file://{folder}/store", rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60)
-    )
+    dist.init_process_group("gloo", store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60))
     try:
         result = task(rank, *args)
     except BaseException:
@@ -59,6 +79,32 @@ def _rank(rank: int, ranks: int, folder: str, task: Callable[..., Any], args: tu
     torch.save(result, Path(folder) / f"result-{rank}.part")
     (Path(folder) / f"result-{rank}.part").rename(Path(folder) / f"result-{rank}")
     # No destroy_process_group: a test of a lost rank must not wait for it.
+
+
+class Heard(logging.Handler):
+    """Collects what Heeler says in this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        logging.getLogger("heeler").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def freeze(seconds: float) -> None:
+    """Stop this process, all its threads at once, and go on after so many seconds."""
+    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def compile_rule() -> None:
+    """Compile what `herd` needs, here, so that forked processes have it: short timeouts are for ranks, not compilers."""
+    rule = make_rule("herd", 8, 4, seed=0, batch_size=2)
+    for _ in range(2):
+        rule.observe(rule.order, np.eye(8, 4, dtype=np.float32))
+        rule.next_order()
 
 
 def problem(examples: int, seed: int = 0) -> tuple[TensorDataset, nn.Module]:

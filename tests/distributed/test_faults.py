@@ -1,6 +1,5 @@
 """A rank that dies, stalls or sends nonsense costs the others a bounded wait and an order, never their training."""
 
-import logging
 import os
 import signal
 import time
@@ -11,23 +10,7 @@ import pytest
 
 from heeler.ordering.distributed import wire
 from heeler.ordering.distributed.screening import suspicious
-from tests.distributed.ranks import problem, run_ranks, set_up, walk
-
-
-def messages(caplog: list[logging.LogRecord]) -> str:
-    return " ".join(record.getMessage() for record in caplog)
-
-
-class Heard(logging.Handler):
-    """Collects what Heeler says in this process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
-        logging.getLogger("heeler").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
+from tests.distributed.ranks import Heard, problem, run_ranks, set_up, walk
 
 
 def faulty(rank: int, who: int, how: str, shards: str) -> tuple[list[list[int]], list[str], float]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,11 +18,29 @@ EXIT_PATIENCE = 10.0
 aborts the process. Usually it is the last epoch's exchange, which takes a fraction of a second."""
 
 
-class BackgroundThread:
-    """Like `ThreadPoolExecutor(1)`, but a daemon: a task that waits for a lost rank must not hold up the exit."""
+GRACE = 2.0
+"""Seconds that a task of a moment may take on a busy machine."""
 
-    def __init__(self, name: str) -> None:
-        self._thread = _Thread(name)
+
+def result_of(future: Future[T], wait: float) -> T:
+    """The result within `wait` seconds, or TimeoutError.
+
+    A process that was frozen meanwhile finds its time gone and its threads' work not done: there is a moment more.
+    """
+    try:
+        return future.result(wait)
+    except FutureTimeout:
+        return future.result(GRACE if wait > 0 else 0.0)
+
+
+class BackgroundThread:
+    """Like `ThreadPoolExecutor(1)`, but a daemon: a task that waits for a lost rank must not hold up the exit.
+
+    ends_last: at the exit, end after the other threads, whose tasks need it.
+    """
+
+    def __init__(self, name: str, *, ends_last: bool = False) -> None:
+        self._thread = _Thread(name, ends_last)
         self._thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
@@ -35,8 +54,9 @@ class BackgroundThread:
 
 
 class _Thread(threading.Thread):
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, ends_last: bool) -> None:
         super().__init__(name=name, daemon=True)
+        self.ends_last = ends_last
         self.tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -52,8 +72,10 @@ class _Thread(threading.Thread):
 @atexit.register
 def _finish() -> None:
     threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
-    for thread in threads:
-        thread.tasks.put(None)
     deadline = time.monotonic() + EXIT_PATIENCE
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    for turn in (False, True):
+        ending = [thread for thread in threads if thread.ends_last == turn]
+        for thread in ending:
+            thread.tasks.put(None)
+        for thread in ending:
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -53,8 +53,11 @@ class Planner(Protocol):
     def forget(self, indices: IntArray) -> None:
         """Drop what was filed under `indices`, for it may be about other examples."""
 
-    def consolidate(self) -> None:
-        """Bring what all workers have seen to the leader. All of them call it at the same step."""
+    def consolidate(self, trained: int) -> None:
+        """Bring what all workers have seen to the leader; all of them call it at the same step.
+
+        trained: how many examples of the epoch this worker has trained on.
+        """
 
     def reading(self) -> AbstractContextManager[Any]:
         """Hold this to read the rule's table while nobody writes to it."""
@@ -120,7 +123,7 @@ class LocalPlanner:
         self._settle()
         self.rule.forget(indices)
 
-    def consolidate(self) -> None:
+    def consolidate(self, trained: int) -> None:
         """Nothing to bring together: one worker has seen everything."""
 
     def reading(self) -> AbstractContextManager[Any]:

@@ -304,7 +304,8 @@ class Session:
     def consolidate(self) -> None:
         """Bring what all workers have seen to the leader; every rank calls it."""
         self._settle()
-        self.planner.consolidate()
+        self._catch_up()
+        self.planner.consolidate(self.cursors.trained)
 
     def state_dict(self) -> dict[str, Any]:
         """All state as a copy, arrays of NumPy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,7 +43,7 @@ class Setup:
     drop_last: bool
 
     def __post_init__(self) -> None:
-        if self.examples < 1:
+        if self.examples < 1 and self.workers == 1:  # of several workers, all find out: see `Links`
             raise ValueError("the dataset is empty: there is nothing to order")
         dim = 1 if self.dim is None else self.dim
         for name, value in (("batch_size", self.batch_size), ("dim", dim), ("refresh", self.refresh)):
@@ -90,13 +91,14 @@ class Links:
         """To the ranks that hold other parts of this worker's copy of the model."""
         self.shard_sizes: tuple[int, ...] | None = None
         """Examples of each worker, where they have their own."""
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+            raise ValueError(f"exchange_timeout must be a positive, finite number of seconds, got {timeout!r}")
         if ranks is None:
+            if setup.examples < 1:
+                raise ValueError("the dataset is empty: there is nothing to order")
             return
-        # Every rank makes both groups, whether it speaks for its worker or not: PyTorch names a group by how many the
-        # process has made, and the names must agree.
-        workers = GlooTransport(ranks.workers, timeout)
+        self.workers = GlooTransport(ranks.workers, timeout) if ranks.leads else None
         self.peers = GlooTransport(ranks.peers, timeout) if len(ranks.peers) > 1 else None
-        self.workers = workers if ranks.leads else None
         self._agree(setup)
 
     @property
@@ -120,10 +122,17 @@ class Links:
             agree(self.workers, facts)
             sizes = " ".join(self.workers.all_texts(sizes))
         if setup.shards == "global":
+            if setup.examples < 1:
+                raise ValueError("the dataset is empty: there is nothing to order")
             return
         if self.peers is not None:
             sizes = self.peers.text_of_first(sizes)
         self.shard_sizes = tuple(int(size) for size in sizes.split())
+        if 0 in self.shard_sizes:
+            raise ValueError(
+                f"the dataset of rank {self.shard_sizes.index(0)} is empty: with shards='local' every worker needs "
+                "examples of its own"
+            )
 
 
 def make_planner(setup: Setup, links: Links, dim: int) -> Planner:

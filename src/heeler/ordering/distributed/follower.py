@@ -39,7 +39,7 @@ class Follower:
         if not self._lost:
             part = torch.empty(self._length, dtype=torch.int64)
             try:
-                self.peers.receive([part], 0, patience=6.0)  # it may itself wait for other workers
+                self.peers.receive([part], 0, patience=5.0)  # it may itself wait for other workers
                 self.indices = part.numpy()
             except RankFault as fault:
                 self._lost = True
@@ -67,7 +67,7 @@ class Follower:
 
     def forget(self, indices: IntArray) -> None: ...
 
-    def consolidate(self) -> None: ...
+    def consolidate(self, trained: int) -> None: ...
 
     def reading(self) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from heeler.herding.validate import IntArray
 from heeler.ordering.distributed.screening import suspicious
-from heeler.ordering.distributed.shared import SharedPlanner, abort, verdict_key
-from heeler.ordering.distributed.transport import RankFault
+from heeler.ordering.distributed.shared import STAGES, SharedPlanner, abort, verdict_key
+from heeler.ordering.distributed.transport import NO_ANSWER, RankFault
 from heeler.ordering.distributed.wire import Rows, join
 from heeler.ordering.state import order_state
 
@@ -31,10 +31,8 @@ class Leader(SharedPlanner):
         # An online rule over one dealt order needs the epoch's sketches in that order, so they wait for its end.
         waits = self.layout.shard_sizes is None and not self.rule.keeps_table
         self._stash: list[Rows] | None = [] if waits else None
-
-    @property
-    def _patience(self) -> float:
-        return 3.0 * self.transport.timeout
+        self._trained = 0
+        self._gathered: tuple[tuple[int, int], list[int]] = ((-1, -1), [])  # when they were brought together, positions
 
     def state_dict(self) -> dict[str, Any]:
         """All that a restart needs, on any number of ranks."""
@@ -46,10 +44,28 @@ class Leader(SharedPlanner):
                 self._waiting.clear()
             state = order_state(self.rule, self._order, self._closed, self.layout)
             stash = join(self._stash or [], self._dim)
-            return {**state, "first_epoch": self._first_epoch, "stash": {"indices": stash[0], "vectors": stash[1]}}
+            return {
+                **state,
+                "first_epoch": self._first_epoch,
+                "stash": {"indices": stash[0], "vectors": stash[1]},
+                "positions": self._known_positions(),
+                "shard_sizes": list(self.layout.shard_sizes or ()),
+            }
+
+    def _known_positions(self) -> list[int]:
+        """How far each rank has come, -1 where that is not known: it is just after `consolidate`, and for this one."""
+        at, others = self._gathered
+        known = at == (self._turns, self._trained)
+        return [self._trained, *(others if known else [-1] * (self.transport.size - 1))]
+
+    def _note(self, trained: int) -> None:
+        self._trained = trained
 
     def _resume(self, order: IntArray, state: dict[str, Any]) -> None:
-        self._order = order
+        self._order, self._trained = order, state.get("trained", 0)
+        positions = state.get("positions", [])
+        if len(positions) == self.transport.size:
+            self._gathered = (self._turns, self._trained), positions[1:]
         if self._stash is not None:
             stash = state.get("stash", {"indices": [], "vectors": []})
             held = np.array(stash["indices"], np.int64), np.array(stash["vectors"], np.float32)
@@ -64,8 +80,21 @@ class Leader(SharedPlanner):
 
     # In the thread
 
-    def _exchange(self, rows: Rows, gone: IntArray) -> None:
-        collected = [(rows, gone)] + [self._wire.receive(rank) for rank in range(1, self.transport.size)]
+    def _others(self) -> range:
+        return range(1, self.transport.size)
+
+    def _meet(self, stage: int) -> None:
+        turn, notices = stage // STAGES, self.transport.notices
+        late = notices.behind("at", stage, self._others(), self.transport.timeout, verdict_key(turn))
+        if late:
+            raise RankFault(late[0], NO_ANSWER)
+        notices.post("at", stage)
+
+    def _exchange(self, rows: Rows, gone: IntArray, trained: int) -> None:
+        received = [self._wire.receive(rank) for rank in self._others()]
+        if trained >= 0:
+            self._gathered = (self._turns, trained), [position for _, _, position in received]
+        collected = [(rows, gone), *((theirs, forgotten) for theirs, forgotten, _ in received)]
         bad = suspicious([vectors for (_, vectors), _ in collected])
         with self._using_rule:
             self._feed_all(collected, bad)
@@ -96,28 +125,37 @@ class Leader(SharedPlanner):
         else:
             self.rule.observe(indices, vectors)
 
-    def _close(self, turn: int) -> IntArray:
+    def _new_part(self, stage: int) -> IntArray:
         started = time.perf_counter()
         with self._using_rule:
             if self._stash is not None:
                 self._feed_in_order()
             order = self.rule.next_order()
-            self._closed = True
+            self._closed = self._failed is None  # else the epoch's end did not wait for this
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()
-        for rank in range(1, self.transport.size):
+        self.transport.notices.post("at", stage)
+        for rank in self._others():
             part = torch.from_numpy(self.layout.part(order, rank)).to(self._wire.number)
             self.transport.send([part], rank)
-        if self.transport.counted(f"{turn}/received", self.transport.size - 1):
-            self._commit_known(turn)
         self._times["exchange_seconds"] += time.perf_counter() - started
         return self.layout.part(order)
 
-    def _commit_known(self, turn: int) -> None:
-        self.transport.decide(verdict_key(turn), "commit")
+    def _verdict(self, turn: int, stage: int) -> str:
+        started, notices, timeout = time.monotonic(), self.transport.notices, self.transport.timeout
+        self._vote(stage)
+        late = notices.behind("at", stage, self._others(), timeout, verdict_key(turn))
+        if late:
+            raise RankFault(late[0], NO_ANSWER)
+        # A rank that has voted waits for three timeouts. If this one was frozen for as long, that one has gone on.
+        frozen = time.monotonic() - started > 2.0 * timeout
+        word = abort(RankFault(0, "it was held up for longer than the others wait")) if frozen else "commit"
+        return notices.decide(verdict_key(turn), word)
 
-    def _report(self, turn: int, fault: RankFault) -> None:
-        self.transport.decide(verdict_key(turn), abort(fault))
+    def _start_over(self) -> None:
+        with self._using_rule:
+            if self._stash is not None:
+                self._stash = []
 
     def _feed_in_order(self) -> None:
         """Give an online rule what all ranks saw, in the order of the epoch."""

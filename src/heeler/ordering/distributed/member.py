@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from heeler.herding.validate import IntArray
-from heeler.ordering.distributed.shared import SharedPlanner
-from heeler.ordering.distributed.transport import RankFault
+from heeler.ordering.distributed.shared import STAGES, SharedPlanner, abort, verdict_key
+from heeler.ordering.distributed.transport import NO_ANSWER, RankFault
 from heeler.ordering.distributed.wire import Rows
 
 
@@ -17,11 +17,6 @@ class Member(SharedPlanner):
     """Any rank but 0 of those that share an order."""
 
     sees_all = False
-
-    @property
-    def _patience(self) -> float:
-        # The leader waits for a rank at most `timeout`; whoever waits for the leader must be more patient than that.
-        return 4.0 * self.transport.timeout
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the leader's state is all that a restart needs."""
@@ -34,17 +29,27 @@ class Member(SharedPlanner):
 
     # In the thread
 
-    def _exchange(self, rows: Rows, gone: IntArray) -> None:
-        self._wire.send(rows, gone)
+    def _meet(self, stage: int) -> None:
+        self.transport.notices.post("at", stage)
+        self._await_leader(stage)
 
-    def _close(self, turn: int) -> IntArray:
+    def _await_leader(self, stage: int) -> None:
+        # The leader waits for a rank at most `timeout`; whoever waits for the leader must be more patient than that.
+        wait, key = 2.0 * self.transport.timeout, verdict_key(stage // STAGES)
+        if self.transport.notices.behind("at", stage, [0], wait, key):
+            raise RankFault(0, NO_ANSWER)
+
+    def _exchange(self, rows: Rows, gone: IntArray, trained: int) -> None:
+        self._wire.send(rows, gone, trained)
+
+    def _new_part(self, stage: int) -> IntArray:
+        self._await_leader(stage)
         part = torch.empty(self._length, dtype=self._wire.number)
         self.transport.receive([part], 0, patience=2.0)  # the leader may itself wait for another rank
-        self.transport.count(f"{turn}/received")
         return part.numpy().astype(np.int64)
 
-    # The leader's part
-
-    def _commit_known(self, turn: int) -> None: ...
-
-    def _report(self, turn: int, fault: RankFault) -> None: ...
+    def _verdict(self, turn: int, stage: int) -> str:
+        notices, key = self.transport.notices, verdict_key(turn)
+        self._vote(stage)
+        # From here on only the verdict tells what the others do. While it cannot be read, waiting is all there is.
+        return notices.decided(key, 3.0 * self.transport.timeout) or notices.decide(key, abort(RankFault(0, NO_ANSWER)))

@@ -5,8 +5,12 @@ in everything after it; and a sketch travels once. An epoch is cut into rounds, 
 sends what it has seen since the last one, in a thread. Where the rule keeps a table, from the second epoch on, the last
 round is early enough for the next order to be there when the epoch ends; what comes after it goes with the next epoch.
 
-Whether an order is used is decided once, in the transport's store, where the first verdict stands: the leader's
-"commit", after all ranks have their part, or any rank's "abort", after a bounded wait. So all use it, or none does.
+Before each transfer the ranks post how far they have come, so that a rank which waits in vain knows whom it waits for.
+
+Whether an order is used is decided once, in the transport's notices, where the first verdict stands: the leader's
+"commit", after all ranks have said that they have their part, or any rank's "abort", after a bounded wait. So all ranks
+use the new order, or none does. After a fault orders are random, and the ranks form again, with new connections and
+notices, as soon as all of them have answered a roll call (see `RollCall`).
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,10 +31,12 @@ from numpy.typing import NDArray
 
 from heeler.herding import OrderingRule
 from heeler.herding.validate import IntArray
-from heeler.ordering.background import BackgroundThread
+from heeler.ordering.background import BackgroundThread, result_of
 from heeler.ordering.dealing import Layout
 from heeler.ordering.distributed.follower import tell_peers
-from heeler.ordering.distributed.transport import RankFault, Transport
+from heeler.ordering.distributed.forming import Gathering, RollCall
+from heeler.ordering.distributed.notices import Stopped, StoreLost
+from heeler.ordering.distributed.transport import NO_ANSWER, ConnectionLost, RankFault, Transport
 from heeler.ordering.distributed.wire import Rows, Wire, join, join_indices
 from heeler.ordering.planner import EARLY_FROM
 from heeler.ordering.state import resumed_order
@@ -39,6 +45,14 @@ logger = logging.getLogger("heeler")
 
 ROUND_BYTES = 1 << 22
 """Sketches that a rank keeps back, at most, before it sends them."""
+LONGEST = 4.0
+"""Timeouts that a rank waits at an epoch's end, at most. A lost member costs one, a lost leader two; the rest is for
+orders that were announced and not yet decided."""
+STAGES = 1 << 20
+"""More than an epoch has rounds: turn and round in one number that grows."""
+LAST_WORD = 1.0
+"""Seconds in which a rank that has closed its connections has told why: it does so before, if the store answers.
+Members wait longer: the leader, who may wait for another one's word, knows more."""
 
 T = TypeVar("T")
 
@@ -71,7 +85,7 @@ class SharedPlanner(ABC):
         self.indices = layout.part(rule.order)
         self._length = len(self.indices)  # of a full epoch; after an elastic restart the first one is shorter
         self.fault: RankFault | None = None
-        """Why these ranks exchange nothing any more; orders are random from then on."""
+        """Why these ranks exchange nothing for now; orders are random until they have formed again."""
         self._seed, self._peers, self._dim = seed, peers, dim
         self._closed = False  # rule.order is the next epoch's already
         self._wire = Wire(transport, len(rule.order), dim, halves=rule.keeps_table)
@@ -84,40 +98,44 @@ class SharedPlanner(ABC):
         self._forgotten: list[IntArray] = []
         self._closing: Future[IntArray] | None = None
         self._thread = BackgroundThread("heeler-exchange")
+        self._last_task: Future[Any] | None = None
         self._failed: RankFault | None = None
+        self._voting = threading.Lock()
+        self._roll_call, self._gathering = RollCall(transport), Gathering()
         self._using_rule = threading.Lock()  # held while the rule is fed or solves, which the thread does
         self._times = {"exchange_seconds": 0.0, "solve_seconds": 0.0, "waited_seconds": 0.0}
 
     # What differs
 
     @abstractmethod
-    def _exchange(self, rows: Rows, gone: IntArray) -> None:
-        """One round: bring this rank's new sketches, and the numbers to forget, to the leader. In the thread."""
+    def _meet(self, stage: int) -> None:
+        """Wait until leader and members are at this stage. In the thread."""
 
     @abstractmethod
-    def _close(self, turn: int) -> IntArray:
-        """This rank's part of the next order. In the thread."""
+    def _exchange(self, rows: Rows, gone: IntArray, trained: int) -> None:
+        """One round: bring this rank's new sketches, and the numbers to forget, to the leader. In the thread.
+
+        trained: how far this rank has come, or -1.
+        """
 
     @abstractmethod
-    def _commit_known(self, turn: int) -> None:
-        """A resumed epoch's next order was known already: say so. In the thread."""
+    def _new_part(self, stage: int) -> IntArray:
+        """This rank's part of the next order, which is not known yet. In the thread."""
+
+    @abstractmethod
+    def _verdict(self, turn: int, stage: int) -> str:
+        """Say that this rank has its part, and wait for what is decided. In the thread."""
 
     @abstractmethod
     def _use(self, part: IntArray) -> None:
         """All ranks have the new order: this is the rank's part."""
 
     @abstractmethod
-    def _report(self, turn: int, fault: RankFault) -> None:
-        """A task of this turn has failed here. In the thread."""
-
-    @abstractmethod
     def _resume(self, order: IntArray, state: dict[str, Any]) -> None:
         """Take over what else the leader's state holds."""
 
-    @property
-    @abstractmethod
-    def _patience(self) -> float:
-        """Seconds to wait at the epoch's end, in all."""
+    def _note(self, trained: int) -> None:  # noqa: B027
+        """This rank has come so far."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -130,6 +148,7 @@ class SharedPlanner(ABC):
             self._waiting.append((indices + self.layout.offset(), vectors))
 
     def wants_start(self, trained: int, length: int, *, sketched: bool) -> bool:
+        self._note(trained)
         rounds = self._rounds if self._early else self._rounds - 1  # the last one waits for the epoch's end
         due = (self._rounds_begun + 1) / self._rounds * (EARLY_FROM if self._early else 1.0) * length
         return self.fault is None and self._rounds_begun < rounds and trained >= due
@@ -142,20 +161,28 @@ class SharedPlanner(ABC):
 
     def next_order(self) -> None:
         """Close the epoch and go on to the next order; after a bounded wait, and without the others if need be."""
-        started = time.perf_counter()
+        started, deadline = time.perf_counter(), time.monotonic() + LONGEST * self.transport.timeout
+        if self.fault is not None:
+            idle = self._last_task is None or self._last_task.done()  # else it uses what is to be left
+            if self._roll_call.all_meet(self._turns, able=idle):
+                self._form_again()
         if self.fault is None:
             while self._rounds_begun < self._rounds:
                 self._begin_round()
             if self._closing is None:
                 self._begin_close()
-            self._take_agreed()
+            self._take_agreed(deadline)
         if self.fault is not None:
             self._take_random()
             self._waiting.clear()
+            self._roll_call.answer(self._turns)
+            # A rank that did not hear of the fault shall not wait for this one.
+            self.transport.notices.decide_later(verdict_key(self._turns + 1), abort(self.fault))
         if self._peers is not None:
             tell_peers(self._peers, self.indices)
         self._closed, self._closing, self._rounds_begun, self._first_epoch = False, None, 0, False
         self._turns += 1
+        self._note(0)
         self._times["waited_seconds"] = time.perf_counter() - started
 
     def forget(self, indices: IntArray) -> None:
@@ -164,14 +191,26 @@ class SharedPlanner(ABC):
         self._waiting = [(rows[keep], vectors[keep]) for rows, vectors, keep in kept]
         self._forgotten.append(numbers)
 
-    def consolidate(self) -> None:
+    def consolidate(self, trained: int) -> None:
         """For the orders it does not matter when a sketch arrives, so a run that saves is the run that does not."""
+        self._note(trained)
         if self.fault is not None:
             return
+        timeout = self.transport.timeout
         try:
+            absent = self._gathering.absent(self.transport.notices, self._stage, timeout)
+            if absent:
+                logger.warning(
+                    "consolidate() has to be called on every rank at the same step, and rank %s did not call it (this "
+                    "rank waits for at most %g s): nothing was brought together, and a state saved now lacks sketches "
+                    "that other ranks have seen",
+                    ", ".join(map(str, absent)),
+                    timeout,
+                )
+                return
             # In the thread, so behind a solve that is under way: what is new is about the next one.
-            self._begin_sending().result(4.0 * self.transport.timeout)
-        except (RankFault, FutureTimeout) as fault:
+            result_of(self._begin_sending(None, trained), LONGEST * timeout)
+        except (RankFault, StoreLost, FutureTimeout) as fault:
             logger.warning("the state lacks sketches that other ranks have seen: %s", fault or "no answer in time")
 
     def reading(self) -> AbstractContextManager[Any]:
@@ -198,54 +237,108 @@ class SharedPlanner(ABC):
     def _early(self) -> bool:
         return self.rule.keeps_table and not self._first_epoch
 
+    @property
+    def _stage(self) -> int:
+        """How far this rank has come: the turn, and the rounds of it that have begun, the close counting as one."""
+        return self._turns * STAGES + self._rounds_begun + (self._closing is not None)
+
     def _begin_round(self) -> None:
         if self._rounds_begun == 0:
             self._times["exchange_seconds"] = self._times["solve_seconds"] = 0.0
         self._rounds_begun += 1
-        self._begin_sending()
+        self.transport.notices.post("begun", self._stage)
+        self._begin_sending(self._stage)
 
-    def _begin_sending(self) -> Future[None]:
-        rows, gone = join(self._waiting, self._dim), join_indices(self._forgotten)
+    def _begin_sending(self, stage: int | None, trained: int = -1) -> Future[None]:
+        """Send what waits. stage: to meet at first, unless the ranks have met."""
+        rows, gone = join(self._waiting, self._dim), np.unique(join_indices(self._forgotten))
         self._waiting, self._forgotten = [], []
-        return self._in_thread(self._turns, lambda: self._timed_exchange(rows, gone))
+        return self._in_thread(self._turns, lambda: self._timed_exchange(stage, rows, gone, trained))
 
-    def _timed_exchange(self, rows: Rows, gone: IntArray) -> None:
+    def _timed_exchange(self, stage: int | None, rows: Rows, gone: IntArray, trained: int) -> None:
         started = time.perf_counter()
-        self._exchange(rows, gone)
+        if stage is not None:
+            self._meet(stage)
+        self._exchange(rows, gone, trained)
         self._times["exchange_seconds"] += time.perf_counter() - started
 
     def _begin_close(self) -> None:
-        turn = self._turns
-        if self._closed:
-            known = self.layout.part(self.rule.order)
-            self._closing = self._thread.submit(lambda: known)
-            self._thread.submit(lambda: self._commit_known(turn))
-        else:
-            self._closing = self._in_thread(turn, lambda: self._close(turn))
+        turn, stage = self._turns, self._stage + 1
+        known = self.layout.part(self.rule.order) if self._closed else None  # of a resumed epoch, on every rank
+        self._closing = self._in_thread(turn, lambda: self._close(turn, stage, known))
 
-    def _take_agreed(self) -> None:
+    def _close(self, turn: int, stage: int, known: IntArray | None) -> IntArray:
+        part = self._new_part(stage) if known is None else known
+        try:
+            verdict = self._verdict(turn, stage)
+        except StoreLost:  # perhaps just now it answers
+            verdict = self.transport.notices.decide(verdict_key(turn), abort(RankFault(0, NO_ANSWER)))
+        if verdict != "commit":
+            raise Stopped(verdict)
+        return part
+
+    def _vote(self, stage: int) -> None:
+        """Say that this rank has its part; not any more, if the epoch's end has gone on without it."""
+        with self._voting:
+            if self._failed is not None:
+                raise self._failed
+            self.transport.notices.post("at", stage)
+
+    def _take_agreed(self, deadline: float) -> None:
         """Use the new order if all have it."""
         assert self._closing is not None
-        key = verdict_key(self._turns)
         try:
-            part = self._closing.result(self._patience)
-            verdict = self.transport.decided(key, self._patience, "abort 0 it reached no verdict in time")
+            self._use(result_of(self._closing, max(deadline - time.monotonic(), 0.01)))
         except RankFault as fault:
-            # When a transfer fails, gloo closes every connection: the leader knows best which rank was at fault.
-            verdict = self.transport.decided(key, self.transport.timeout, abort(fault))
+            self._give_up(fault)
         except FutureTimeout:
-            verdict = self.transport.decide(key, "abort 0 it did not answer in time")
-        if verdict == "commit":
-            self._use(part)
-            return
-        _, rank, why = verdict.split(" ", 2)
-        self.fault = RankFault(int(rank), why)
+            self._run_out()
+
+    def _run_out(self) -> None:
+        """The longest wait is over, and the thread has not ended."""
+        assert self._closing is not None
+        fault = RankFault(0, NO_ANSWER)
+        with self._voting:
+            self._failed = self._failed or fault  # from here on the thread does not vote
+        try:
+            verdict = self.transport.notices.decide(verdict_key(self._turns), abort(fault))
+            if verdict == "commit":  # at this very moment
+                self._use(result_of(self._closing, 1.0))
+                return
+            fault = fault_of(verdict)
+        except (StoreLost, FutureTimeout, RankFault):
+            pass
+        self._give_up(fault)
+
+    def _give_up(self, fault: RankFault) -> None:
+        self.fault = fault
         logger.warning(
-            "the workers could not agree on the next order, because of rank %s (%s): orders are random from now on, "
-            "and training goes on. Restart from a checkpoint to have them coordinated again.",
-            rank,
-            why,
+            "the workers could not agree on the next order, because of rank %d (%s): orders are random, and training "
+            "goes on. When all ranks answer at an epoch's end, orders are coordinated again.",
+            fault.rank,
+            fault.why,
         )
+
+    def _form_again(self) -> None:
+        """All ranks are here: leave what is left of the group, and go on with a new one."""
+        self.transport.begin(self._turns + 1)
+        self.fault = self._failed = None
+        self._gathering = Gathering()
+        self._start_over()
+        self._in_thread(self._turns, self._connect)
+        logger.warning("all ranks answer again: from here on they look for common orders as before the fault")
+
+    def _connect(self) -> None:
+        notices, own = self.transport.notices, self.transport.rank
+        notices.post("at", 0)
+        try:
+            self.transport.connect(self.transport.timeout)
+        except RuntimeError:
+            late = [rank for rank, number in enumerate(notices.numbers("at")) if number < 0 and rank != own]
+            raise RankFault(late[0] if late else 0, NO_ANSWER) from None
+
+    def _start_over(self) -> None:  # noqa: B027
+        """Drop what was collected of an epoch that nobody has seen to its end."""
 
     def _take_random(self) -> IntArray:
         order = self.layout.at_random(len(self.rule.order), self._seed, self._turns)
@@ -253,26 +346,48 @@ class SharedPlanner(ABC):
         return order
 
     def _in_thread(self, turn: int, task: Callable[[], T]) -> Future[T]:
-        return self._thread.submit(lambda: self._guarded(turn, task))
+        future = self._thread.submit(lambda: self._guarded(turn, task))
+        self._last_task = future
+        return future
 
     def _guarded(self, turn: int, task: Callable[[], T]) -> T:
         """Do a task of this turn, unless one before it has failed: nobody waits twice for a rank that is lost."""
         if self._failed is None:
+            left = False
             try:
                 return task()
-            except RankFault as fault:
-                self._failed = fault
+            except RankFault as error:
+                fault = RankFault(error.rank, error.why)  # without the traceback, which holds what the task held
+                left = isinstance(error, ConnectionLost)
+            except Stopped as stopped:
+                fault = fault_of(stopped.word)
+            except StoreLost as lost:
+                fault = RankFault(0, f"{lost}, which usually lives in rank 0")
             except Exception as error:
-                self._failed = RankFault(self.transport.rank, f"{type(error).__name__}: {error}")
-            self._report(turn, self._failed)
+                fault = RankFault(self.transport.rank, f"{type(error).__name__}: {error}")
+            with suppress(StoreLost):  # the first rank to see a fault says what it was: others may see what follows
+                if left:
+                    wait = LAST_WORD if self.transport.rank == 0 else 2.0 * LAST_WORD
+                    self.transport.notices.decided(verdict_key(turn), wait)
+                word = self.transport.notices.decide(verdict_key(turn), abort(fault))
+                fault = fault_of(word) if word != "commit" else fault
+            self._failed = fault
+            self.transport.close()
+        self.transport.notices.decide_later(verdict_key(turn), abort(self._failed))
         raise self._failed
 
 
 def verdict_key(turn: int) -> str:
     """Where the verdict on the order after `turn` stands."""
-    return f"{turn}/verdict"
+    return f"verdict/{turn}"
 
 
 def abort(fault: RankFault) -> str:
     """The verdict that a fault leads to."""
     return f"abort {fault.rank} {fault.why}"
+
+
+def fault_of(verdict: str) -> RankFault:
+    """The fault that led to a verdict."""
+    _, rank, why = verdict.split(" ", 2)
+    return RankFault(int(rank), why)

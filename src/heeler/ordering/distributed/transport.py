@@ -1,4 +1,4 @@
-"""What planners need between ranks: tensors with bounded waits, and one agreed decision. Gloo is one implementation."""
+"""What planners need between ranks: tensors with bounded waits, and notices. Gloo is one implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from heeler.ordering.distributed.notices import Notices, bounded_store
+
 TEXT_BYTES = 96
+NO_ANSWER = "it did not answer in time, or is gone"
 
 
 class RankFault(RuntimeError):
@@ -20,6 +23,10 @@ class RankFault(RuntimeError):
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(f"rank {rank}: {why}")
         self.rank, self.why = rank, why
+
+
+class ConnectionLost(RankFault):
+    """A transfer failed before its time was over: the rank is gone, or has left and said why in the notices."""
 
 
 class Transport(Protocol):
@@ -31,12 +38,25 @@ class Transport(Protocol):
     """Seconds after which a rank that does not answer counts as lost."""
     bytes_sent: int
     bytes_received: int
+    roll: Notices
+    """Notices that outlast a generation."""
+    notices: Notices
+    """Those of this generation: what was written in an earlier one is not seen."""
 
-    def send(self, tensors: Sequence[Tensor], to: int) -> None:
-        """Send tensors to a rank that knows their shapes; `RankFault` if it does not take them in time."""
+    def begin(self, generation: int) -> None:
+        """Leave the connections and notices as they are, and go on with new ones; `connect` makes the connections."""
+
+    def connect(self, limit: float) -> None:
+        """Connect with all ranks, which do the same, within `limit` seconds; RuntimeError if they do not."""
+
+    def close(self) -> None:
+        """Leave the connections: ranks that wait for this one find out at once."""
+
+    def send(self, tensors: Sequence[Tensor], to: int, *, patience: float = 1.0) -> None:
+        """Send tensors to a rank that knows their shapes, within `patience` times the timeout; or `RankFault`."""
 
     def receive(self, tensors: Sequence[Tensor], source: int, *, patience: float = 1.0) -> None:
-        """Fill tensors with what a rank sends, waiting for `patience` times the timeout; `RankFault` after that."""
+        """Fill tensors with what a rank sends, within `patience` times the timeout; or `RankFault`."""
 
     def all_texts(self, text: str) -> list[str]:
         """Every rank's short text, as rank 0, 1, ... gave it."""
@@ -44,23 +64,11 @@ class Transport(Protocol):
     def text_of_first(self, text: str) -> str:
         """Rank 0's text, of any length."""
 
-    def decide(self, key: str, verdict: str) -> str:
-        """Write `verdict` unless something stands there already; returns what stands there. The first to write wins."""
-
-    def decided(self, key: str, wait: float, otherwise: str) -> str:
-        """The decision, waiting for it up to `wait` seconds and then writing `otherwise` oneself."""
-
-    def count(self, key: str) -> None:
-        """Add one to a counter that all ranks see."""
-
-    def counted(self, key: str, target: int) -> bool:
-        """Whether the counter reaches `target` in time."""
-
 
 class GlooTransport:
     """A gloo group of its own, so that nothing here meets the training's collectives, on any backend.
 
-    Decisions are kept in the process group's store.
+    PyTorch keeps no list of it, as it does of `new_group`'s: it goes when the transport goes.
 
     Args:
         members: their global ranks, this one's among them.
@@ -69,84 +77,74 @@ class GlooTransport:
 
     def __init__(self, members: list[int], timeout: float) -> None:
         self.timeout = timeout
-        self._members = members
         self.size = len(members)
         self.rank = members.index(dist.get_rank())
-        # Waits are bounded one by one (see _finish); the group's own limit must only not cut them short.
-        limit = datetime.timedelta(seconds=2 * timeout + 60)
-        self._group = dist.new_group(members, timeout=limit, backend="gloo", use_local_synchronization=True)
-        store: Any = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(f"heeler/{'-'.join(map(str, members))}/{_serial(members)}", store)
         self.bytes_sent = 0
         self.bytes_received = 0
+        self._store = bounded_store()
+        self._prefix = f"heeler/{'-'.join(map(str, members))}/{_serial(members)}"
+        self.roll = Notices(self._store, self._prefix, self.rank, self.size)
+        self._group: Any = None
         self._abandoned: list[Sequence[Tensor]] = []
+        self.begin(0)
+        self.connect(2 * timeout + 60)
+
+    def begin(self, generation: int) -> None:
+        self.close()
+        self._generation = generation
+        self.notices = self.roll.under(str(generation))
+
+    def connect(self, limit: float) -> None:
+        store = dist.PrefixStore(f"{self._prefix}/{self._generation}/gloo", self._store.store)
+        self._group = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=datetime.timedelta(seconds=limit))
+
+    def close(self) -> None:
+        self._group = None
+        self._abandoned.clear()
 
     # Tensors
 
-    def send(self, tensors: Sequence[Tensor], to: int) -> None:
-        self._all(dist.isend, tensors, to, 1.0)
+    def send(self, tensors: Sequence[Tensor], to: int, *, patience: float = 1.0) -> None:
+        self._all(lambda group, tensor: group.send([tensor], to, 0), tensors, to, patience)
         self.bytes_sent += sum(tensor.nbytes for tensor in tensors)
 
     def receive(self, tensors: Sequence[Tensor], source: int, *, patience: float = 1.0) -> None:
-        self._all(dist.irecv, tensors, source, patience)
+        self._all(lambda group, tensor: group.recv([tensor], source, 0), tensors, source, patience)
         self.bytes_received += sum(tensor.nbytes for tensor in tensors)
 
-    def _all(self, transfer: Any, tensors: Sequence[Tensor], rank: int, patience: float) -> None:
+    def _all(
+        self, transfer: Callable[[Any, Tensor], Any], tensors: Sequence[Tensor], rank: int, patience: float
+    ) -> None:
+        if self._group is None:
+            raise ConnectionLost(rank, "the connection was closed after a fault")
+        works: list[Any] = []
+        limit = time.monotonic() + patience * self.timeout
         try:
-            works = [transfer(tensor, self._members[rank], group=self._group) for tensor in tensors if tensor.numel()]
+            works += [transfer(self._group, tensor) for tensor in tensors if tensor.numel()]
             for work in works:
                 work.wait(datetime.timedelta(seconds=patience * self.timeout))
-        except RuntimeError as error:
+        except RuntimeError:
             self._abandoned.append(tensors)  # a transfer that was given up may still write into its memory
-            raise RankFault(rank, "it did not answer in time, or is gone") from error
+            works.clear()  # they hold the connection, and a traceback would hold them
+            kind = RankFault if time.monotonic() >= limit else ConnectionLost
+            raise kind(rank, NO_ANSWER) from None
 
     def all_texts(self, text: str) -> list[str]:
         encoded = text.encode()[:TEXT_BYTES]
         mine = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
         mine[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8) if encoded else mine[:0]
         theirs = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(theirs, mine, group=self._group)
+        self._group.allgather([theirs], [mine]).wait()
         return [bytes(t.tolist()).rstrip(b"\0").decode(errors="replace") for t in theirs]
 
     def text_of_first(self, text: str) -> str:
         length = torch.tensor([len(text)])
-        dist.broadcast(length, self._members[0], group=self._group)
+        self._group.broadcast(length, 0).wait()
         content = torch.zeros(int(length), dtype=torch.uint8)
         if self.rank == 0:
             content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        dist.broadcast(content, self._members[0], group=self._group)
+        self._group.broadcast(content, 0).wait()
         return bytes(content.tolist()).decode()
-
-    # One decision for all
-
-    def decide(self, key: str, verdict: str) -> str:
-        try:
-            return bytes(self._store.compare_set(key, "", verdict)).decode()
-        except RuntimeError:  # the store lives in one of the ranks, and is gone with it
-            return "abort 0 the process group's store is gone"
-
-    def decided(self, key: str, wait: float, otherwise: str) -> str:
-        self._poll(lambda: bool(self._store.check([key])), wait)
-        return self.decide(key, otherwise)
-
-    def count(self, key: str) -> None:
-        self._store.add(key, 1)
-
-    def counted(self, key: str, target: int) -> bool:
-        return self._poll(lambda: self._store.add(key, 0) >= target, self.timeout)
-
-    def _poll(self, ready: Callable[[], bool], wait: float) -> bool:
-        deadline = time.monotonic() + wait
-        pause = 0.0005
-        while time.monotonic() < deadline:
-            try:
-                if ready():
-                    return True
-            except RuntimeError:  # see decide
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-        return False
 
 
 _serials: dict[tuple[int, ...], int] = {}

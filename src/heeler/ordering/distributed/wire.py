@@ -28,20 +28,21 @@ class Wire:
         """The type in which numbers of examples travel."""
         self.payload = torch.float16 if halves else torch.float32
 
-    def send(self, rows: Rows, forgotten: IntArray) -> None:
-        """Send rows, and the numbers of examples whose sketches shall be forgotten."""
+    def send(self, rows: Rows, forgotten: IntArray, trained: int = -1) -> None:
+        """Send rows, the numbers of examples whose sketches shall be forgotten, and how far this rank has come."""
         indices, vectors = rows
         values, exponent = pack(vectors, self.payload)
-        header = torch.tensor([indices.size, forgotten.size, exponent, 0], dtype=torch.int64)
+        header = torch.tensor([indices.size, forgotten.size, exponent, trained], dtype=torch.int64)
         numbers = torch.from_numpy(np.concatenate([indices, forgotten])).to(self.number)
-        self._transport.send([header], 0)
-        self._transport.send([numbers, values], 0)
+        # The leader receives from one rank after the other, and may wait for each: be more patient than that.
+        self._transport.send([header], 0, patience=2.0)
+        self._transport.send([numbers, values], 0, patience=2.0)
 
-    def receive(self, rank: int) -> tuple[Rows, IntArray]:
+    def receive(self, rank: int) -> tuple[Rows, IntArray, int]:
         """What `rank` sent."""
         header = torch.empty(_HEADER, dtype=torch.int64)
         self._transport.receive([header], rank)
-        count, forgotten, exponent, _ = header.tolist()
+        count, forgotten, exponent, trained = header.tolist()
         limit = 4 * self._examples + 1024  # padded epochs and late rows: more than once per example, not much more
         if not 0 <= count <= limit or not 0 <= forgotten <= limit:
             raise RankFault(rank, f"it announced {count} sketches, which cannot be")
@@ -52,7 +53,7 @@ class Wire:
         if indices.size and (indices.min() < 0 or indices.max() >= self._examples):
             raise RankFault(rank, "it sent numbers of examples that do not exist")
         vectors = values.float().mul_(math.ldexp(1.0, -exponent)).numpy()
-        return (indices[:count], vectors), indices[count:]
+        return (indices[:count], vectors), indices[count:], trained
 
 
 def join_indices(parts: list[IntArray]) -> IntArray:
