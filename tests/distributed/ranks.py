@@ -100,7 +100,7 @@ def freeze(seconds: float) -> None:
 
 
 def compile_rule() -> None:
-    """Compile what `herd` needs, here, so that forked processes have it: short timeouts are for ranks, not compilers."""
+    """Compile what `herd` needs, here, so that forked processes have it: a compiler is slower than a short timeout."""
     rule = make_rule("herd", 8, 4, seed=0, batch_size=2)
     for _ in range(2):
         rule.observe(rule.order, np.eye(8, 4, dtype=np.float32))

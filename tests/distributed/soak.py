@@ -118,8 +118,8 @@ def freeze_later(delay: float, seconds: float) -> None:
     subprocess.Popen(["sh", "-c", f"sleep {delay}; kill -STOP {own}; sleep {seconds}; kill -CONT {own}"])
 
 
-def judge(seed: int) -> tuple[str, list[str]]:
-    """What was done in a seed, and what was wrong with the outcome."""
+def judge(seed: int) -> tuple[str, list[str], float]:
+    """What was done in a seed, what was wrong with the outcome, and how long an epoch's end took at most."""
     ranks, tcp, kills, faults = plan(seed)
     examples = 2 * STEPS * ranks
     lost = tuple(fault[2] for fault in faults) if kills else ()
@@ -130,7 +130,7 @@ def judge(seed: int) -> tuple[str, list[str]]:
     try:
         results = run_ranks(ranks, run, faults, kills, examples, timeout=120.0, lost=lost, tcp=tcp)
     except AssertionError as error:
-        return done, [f"ended: {str(error)[-600:]}"]
+        return done, [f"ended: {str(error)[-600:]}"], 0.0
     wrong = []
     alive = [result for result in results if result is not None]
     for rank, result in enumerate(results):
@@ -149,7 +149,8 @@ def judge(seed: int) -> tuple[str, list[str]]:
             disturbed = max(fault[0] for fault in faults)
             if bad and bad[-1] > disturbed + 1:
                 wrong.append(f"rank {rank} was without the others after turns {bad}")
-    return done, wrong
+    random = max(sum(not fine for fine in result["coordinated"]) for result in alive)
+    return f"{done}: {random} random orders", wrong, max(max(result["waits"]) for result in alive)
 
 
 def main() -> int:
@@ -159,14 +160,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no seed after so many")
     options = parser.parse_args()
     compile_rule()
-    started, counts = time.monotonic(), {"right": 0, "wrong": 0}
+    started, counts, longest = time.monotonic(), {"right": 0, "wrong": 0}, 0.0
     for seed in range(options.first, options.first + options.seeds):
         if time.monotonic() - started > options.seconds:
             break
-        done, wrong = judge(seed)
+        done, wrong, wait = judge(seed)
+        longest = max(longest, wait)
         counts["wrong" if wrong else "right"] += 1
         print(f"{seed}: {done}: {'; '.join(wrong) or 'right'}", flush=True)
-    print(f"{counts['right']} of {sum(counts.values())} seeds right, in {time.monotonic() - started:.0f} s")
+    print(
+        f"{counts['right']} of {sum(counts.values())} seeds right, in {time.monotonic() - started:.0f} s; the longest "
+        f"end of an epoch took {longest:.1f} s at a timeout of {TIMEOUT} s"
+    )
     return 1 if counts["wrong"] else 0
 
 

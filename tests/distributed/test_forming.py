@@ -51,6 +51,14 @@ def disturbed(rank: int, who: int, what: str, shards: str) -> dict[str, Any]:
         if len(waits) == FAULT and planner.fault is None:
             planner._give_up(RankFault(0, "only here"))
 
+    def frozen(limit: float) -> None:
+        planner.transport.connect = connect
+        freeze(2.5 * TIMEOUT)
+        connect(limit)
+
+    connect = planner.transport.connect
+    if rank == 1 and what == "lies, then 1 freezes":
+        planner.transport.connect = frozen
     planner.next_order, agreed = timed, planner._take_agreed
     if rank == who and what == "leaves":
         planner._take_agreed = lambda deadline: alone()
@@ -61,7 +69,7 @@ def disturbed(rank: int, who: int, what: str, shards: str) -> dict[str, Any]:
                 freeze(3.5 * TIMEOUT)
             elif what == "sleeps":
                 time.sleep(3.5 * TIMEOUT)
-            elif what == "lies":
+            elif what.startswith("lies"):
                 with lying():
                     next(iter(sampler))  # the epoch's end, and with it the exchange
         if epoch != FAULT:
@@ -112,6 +120,16 @@ def test_a_fault_costs_a_bounded_wait_and_two_epochs(who: int, what: str, shards
         assert result["coordinated"] == [True] * FAULT + [False] + [True] * (EPOCHS - FAULT - 2), (rank, result)
         if rank != who:
             assert max(result["waits"]) < (2 if who == 0 else 1) * TIMEOUT + BUSY
+
+
+def test_a_rank_that_freezes_while_they_form() -> None:
+    results = run_ranks(3, disturbed, 2, "lies, then 1 freezes", "global", timeout=90)
+    check_partition(results, "global")
+    for result in results:
+        named = [message for message in result["said"] if "because of" in message]
+        assert ["rank 2 " in named[0], "rank 1 " in named[1], len(named)] == [True, True, 2]
+        assert result["coordinated"] == [True] * FAULT + [False] * 2 + [True] * 2
+    assert max(max(results[rank]["waits"]) for rank in (0, 2)) < 2 * TIMEOUT + BUSY
 
 
 def test_a_rank_that_alone_believes_in_a_fault_holds_nobody_up() -> None:

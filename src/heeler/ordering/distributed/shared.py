@@ -329,12 +329,14 @@ class SharedPlanner(ABC):
         logger.warning("all ranks answer again: from here on they look for common orders as before the fault")
 
     def _connect(self) -> None:
-        notices, own = self.transport.notices, self.transport.rank
-        notices.post("at", 0)
+        notices, turn = self.transport.notices, self._turns
         try:
             self.transport.connect(self.transport.timeout)
-        except RuntimeError:
-            late = [rank for rank, number in enumerate(notices.numbers("at")) if number < 0 and rank != own]
+            notices.post("tried", 1)
+        except RuntimeError:  # which does not say for whom it has waited
+            notices.post("tried", 1)
+            moment = min(LAST_WORD, self.transport.timeout / 4)  # they have waited for the same time
+            late = notices.behind("tried", 1, range(self.transport.size), moment, verdict_key(turn))
             raise RankFault(late[0] if late else 0, NO_ANSWER) from None
 
     def _start_over(self) -> None:  # noqa: B027

@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from heeler.ordering.background import BackgroundThread, result_of
 from heeler.ordering.distributed.notices import Notices, bounded_store
 
 TEXT_BYTES = 96
@@ -96,7 +98,15 @@ class GlooTransport:
 
     def connect(self, limit: float) -> None:
         store = dist.PrefixStore(f"{self._prefix}/{self._generation}/gloo", self._store.store)
-        self._group = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=datetime.timedelta(seconds=limit))
+        within = datetime.timedelta(seconds=limit)
+        # In a thread that can be left: if a rank is frozen while they connect, gloo may wait for longer than it should.
+        made = BackgroundThread("heeler-connect").submit(
+            lambda: dist.ProcessGroupGloo(store, self.rank, self.size, timeout=within)
+        )
+        try:
+            self._group = result_of(made, limit)
+        except FutureTimeout:
+            raise RuntimeError("the ranks did not connect in time") from None
 
     def close(self) -> None:
         self._group = None
