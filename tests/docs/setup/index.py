@@ -7,6 +7,7 @@ model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 loss_fn = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 epochs = 2
+x, y = dataset.tensors
 x4, y4 = torch.randn(4, 8), torch.randint(3, (4,))
 
 
