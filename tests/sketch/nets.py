@@ -30,19 +30,22 @@ class Net(nn.Module):
 
 
 class Heard:
-    """A listener that writes down what it was told."""
+    """A listener that writes down what it was told, and stamps passes with their number."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.stamps = 0
 
-    def forward_begins(self) -> None:
-        self.heard.append("forward begins")
+    def forward_begins(self, rows: int, inputs: Tensor | None) -> int:
+        self.heard.append(f"{rows} begin")
+        self.stamps += 1
+        return self.stamps
 
-    def backward_ended(self) -> None:
-        self.heard.append("backward ended")
-
-    def forward_counted(self, rows: int) -> None:
+    def forward_counted(self, rows: int, inputs: Tensor | None) -> None:
         self.heard.append(f"{rows} counted")
+
+    def coverage_changed(self) -> None:
+        self.heard.append("coverage changed")
 
 
 def data(batch: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
@@ -44,7 +44,7 @@ def test_compiled_model(kind: str) -> None:
     for (x, y), want in zip(batches, expected, strict=True):
         F.cross_entropy(run(x), y).backward()
         assert relative_error(sketcher.pop(), want) < 1e-5
-    assert listener.heard == ["forward begins", "backward ended"] * len(batches)
+    assert listener.heard == [f"{len(x)} begin" for x, _ in batches]
     with torch.no_grad():
         run(x)
     assert sketcher.pop_passes() == []
@@ -72,8 +72,8 @@ def test_compiled_several_forwards_before_one_backward() -> None:
     for _ in range(3):
         sum(F.cross_entropy(run(x), y) for x, y in batches).backward()  # type: ignore[union-attr]
         passes = sketcher.pop_passes()
-        assert [len(p) for p in passes] == [6, 4]
-        for got, want in zip(passes, expected, strict=True):
+        assert [len(p) for _, p in passes] == [6, 4]
+        for (_, got), want in zip(passes, expected, strict=True):
             assert relative_error(got, want) < 1e-5
 
 
@@ -98,7 +98,7 @@ def test_several_compiled_models_in_one_process() -> None:
         assert relative_error(sketcher.pop(), oracle(make(), x, y)) < 1e-5
 
 
-def test_compiled_evaluation_and_disabled_open_no_pass() -> None:
+def test_compiled_evaluation_counts_and_disabled_opens_no_pass() -> None:
     model, (x, y) = make(), data()
     expected = oracle(model, x, y)
     sketcher = Sketcher(model, exact=True)
@@ -108,6 +108,7 @@ def test_compiled_evaluation_and_disabled_open_no_pass() -> None:
     model.eval()
     F.cross_entropy(run(x), y).backward()
     model.train()
+    assert relative_error(sketcher.pop(), expected) < 1e-5
     sketcher.enabled = False
     F.cross_entropy(run(x), y).backward()
     assert sketcher.pop_passes() == []
@@ -185,3 +186,84 @@ def test_compiled_code_without_taps_is_noticed() -> None:
         return
     with pytest.raises(HooksNotTraced):
         run(data()[0])
+
+
+@pytest.mark.parametrize("order", ["attach, compile", "compile, attach", "in place"])
+def test_rows_are_checked_in_compiled_models_and_nothing_is_compiled_again(order: str) -> None:
+    """The test of whose rows they are runs eagerly; whether parts add up is seen as gradients arrive."""
+    batches = [data(6, seed) for seed in range(5)]
+    frames, grads = [], []
+    for attached in (False, True):
+        torch._dynamo.reset()
+        model, compiler, sketcher = make(), CompileCounterWithBackend("aot_eager"), None
+        expected = [oracle(model, *batch) for batch in batches]
+        if attached and order == "attach, compile":
+            sketcher = Sketcher(model, exact=True)
+        run = torch.compile(model, backend=compiler, fullgraph=True) if order != "in place" else model
+        if order == "in place":
+            model.compile(backend=compiler, fullgraph=True)
+        if attached and sketcher is None:
+            sketcher = Sketcher(run, exact=True)
+        for number, ((x, y), want) in enumerate(zip(batches, expected, strict=True)):
+            if sketcher is not None and number == 3:
+                sketcher.sketching = True  # a sketched epoch begins: all is looked at again
+            F.cross_entropy(run(x), y).backward()
+            if sketcher is not None:
+                assert relative_error(sketcher.pop(), want) < 1e-5
+        frames.append(compiler.frame_count)
+        grads.append(gradients(model))
+        if sketcher is not None:
+            assert not sketcher.left_out
+            assert sketcher._recorder.checks.tests == 1
+            assert sketcher._recorder.checks.check is None  # CHECKS were enough
+    assert frames[0] == frames[1]
+    for a, b in zip(*grads, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_forward_of_its_own_is_noticed_in_compiled_code(exact: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A sketch that is not exact holds the layers' parts in one sum there: all of them are left out."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight * 2, self.bias)
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd, self.plain = Scaled(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.plain(self.odd(x).tanh())
+            return out
+
+    model = Odd()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    sketcher = Sketcher(run, exact=exact, dim=16, layers="all")
+    for _ in range(3):
+        run(torch.randn(6, 4)).sin().sum().backward()
+    assert set(sketcher.left_out) == ({"odd"} if exact else {"odd", "plain"})
+    assert bool(sketcher.pop().isfinite().any()) == exact
+    assert "left out" in caplog.text
+
+
+def test_half_precision_in_compiled_code_is_no_error() -> None:
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.net(x).float()  # type: ignore[no-any-return]
+
+    for exact in (True, False):
+        torch._dynamo.reset()
+        model = Casting()
+        sketcher = Sketcher(model, exact=exact, dim=16, layers="all")
+        run = torch.compile(model, backend="aot_eager")
+        for _ in range(3):
+            run(torch.randn(6, 5, 4)).sin().sum().backward()
+        assert not sketcher.left_out
+        assert bool(sketcher.pop().isfinite().all())

@@ -64,6 +64,32 @@ def train(rank: int, kind: str) -> None:
         raise RuntimeError(f"{kind}: {sketcher.coverage}")
 
 
+def odd(rank: int, store: str) -> None:
+    """Each rank sees its own gradient, before it is averaged with the other's, and finds the same layer out."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), Scaled(8, 8), nn.Linear(8, 3)))
+    sketcher = Sketcher(model, exact=True)
+    torch.manual_seed(rank)
+    for _ in range(3):
+        with model.no_sync():
+            model(torch.randn(5, 4)).sin().sum().backward()
+        model(torch.randn(5, 4)).sin().sum().backward()
+    if list(sketcher.left_out) != ["1"] or not bool(sketcher.pop().isfinite().all()):
+        raise RuntimeError(f"rank {rank}: {sketcher.left_out}")
+    dist.barrier()
+    os._exit(0)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight * 2, self.bias)
+
+
+def test_a_layer_that_does_not_add_up_on_two_ranks(tmp_path: Path) -> None:
+    mp.spawn(odd, args=(str(tmp_path / "store"),), nprocs=2)
+
+
 def test_two_processes(tmp_path: Path) -> None:
     """Spawned, not forked: other tests have started the compiler's and autograd's threads in this process."""
     mp.spawn(work, args=(str(tmp_path / "store"),), nprocs=2)

@@ -12,8 +12,10 @@ in an order.
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,27 +25,41 @@ from heeler.sketch.tapped_layer import TappedLayer, tied_groups
 if TYPE_CHECKING:
     from heeler.sketch.recorder import Pass
 
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
+TOLERANCE = 1e-3
+"""Of what the parts and the gradient are large."""
 REDUCED = 6e-2
-"""Of half precision, and of a GPU, which may multiply in TF32 or under autocast: a share of the parts' norm."""
+"""The same in half precision, and on a GPU, which may multiply in TF32."""
+OF_LAYER, OF_MODEL = 1e-3, 1e-5
+"""Shares of the layer's and of the model's gradients under which a parameter's own is taken for rounding errors."""
+HALF = (torch.float16, torch.bfloat16)
 
 _task_id = torch._C._current_graph_task_id
 _at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 
 
+class Outcome(NamedTuple):
+    """Of one backward."""
+
+    totals: dict[Pass, Tensor | None]
+    """The passes' verified sums, (B, K), times the passes' factors; None where nothing is left."""
+    bad: list[str]
+    """The layers whose parts do not add up."""
+    proven: bool
+    """Everything was compared. It is not where numbers are not finite."""
+
+
 class Checksum:
     """Listens to the gradients of all covered parameters, and holds layers' parts back until a backward has ended.
 
-    settled: called at the end of every backward with the passes' verified sums and the layers whose parts did not
-        add up.
+    settled: called at the end of every backward.
     """
 
-    def __init__(
-        self, layers: list[TappedLayer], exact: bool, settled: Callable[[dict[Pass, Tensor | None], list[str]], None]
-    ) -> None:
+    def __init__(self, layers: list[TappedLayer], exact: bool, settled: Callable[[Outcome], None]) -> None:
         self._groups = tied_groups([layer for layer in layers if not layer.broken])
         self._group_of = {id(layer): number for number, group in enumerate(self._groups) for layer in group}
         self._exact, self._settled = exact, settled
+        self.reduced = False
+        """Some layer computes in half precision."""
         self._tasks: dict[int, _Task] = {}
         self._handles: list[Any] = []
         self._nodes: list[Any] = []  # autograd holds them weakly
@@ -65,123 +81,236 @@ class Checksum:
 
     def add(self, owner: Pass, layer: TappedLayer, part: Tensor) -> None:
         """Hold a layer's part of a pass back, (B, K)."""
-        self._task().parts.append((owner, self._group_of[id(layer)], part.float()))
+        self.task().parts.append((owner, self._group_of[id(layer)], part.float()))
+
+    def note(self, layer: TappedLayer, part: Tensor) -> None:
+        """What a tap is about to give to its pass's leaf, (B, K): only to tell the layers' parts of it apart."""
+        if id(layer) in self._group_of:
+            self.task().noted.append((self._group_of[id(layer)], part.float()))
 
     def add_leaf(self, owner: Pass, grad: Tensor) -> None:
-        """Hold back what all taps of a pass gave together, (B, K), already multiplied by the batch's size."""
-        self._task().leaves.append((owner, grad))
+        """Hold back what all taps of a pass gave together, (B, K), already multiplied by the pass's factor."""
+        self.task().leaves.append((owner, grad))
 
     def taint(self) -> None:
         """The backward under way holds something that was not tapped on purpose: it proves nothing."""
-        self._task().tainted = True
+        self.task().tainted = True
 
-    def expect(self, group: int, sketch: Tensor) -> None:
-        expected = self._task().expected
-        expected[group] = sketch if group not in expected else expected[group] + sketch
-
-    def _task(self) -> _Task:
+    def task(self) -> _Task:
+        """The backward under way."""
         number = _task_id()
         if number not in self._tasks:
-            self._tasks[number] = _Task()
-            _at_end_of_backward(lambda: self._end(number))
+            self._tasks = {n: task for n, task in self._tasks.items() if task.end() is not None}
+            end = _End(self, number)
+            self._tasks[number] = _Task(end)
+            _at_end_of_backward(end)
         return self._tasks[number]
 
-    def _end(self, number: int) -> None:
+    def end(self, number: int) -> None:
         task = self._tasks.pop(number)
-        if not task.parts and not task.leaves and not task.expected:
+        if self._tasks:  # a checkpoint's, in another one: all is compared when that ends
+            self._tasks[min(self._tasks)].take_in(task)
             return
-        bad = set() if task.tainted else self._compare(task)
+        if not (task.parts or task.leaves or task.expected):
+            return
+        bad, proven = (set(), False) if task.tainted else self._verdicts(self._jobs(task))
         totals: dict[Pass, Tensor | None] = {}
         for owner, group, part in task.parts:
+            total = totals.setdefault(owner, None)
             if group not in bad:
-                total = totals.get(owner)
                 totals[owner] = part * owner.factor if total is None else total.add_(part, alpha=owner.factor)
-            else:
-                totals.setdefault(owner, None)
         for owner, grad in task.leaves:
-            rest, total = self._without(grad, bad), totals.get(owner)
-            totals[owner] = rest if total is None or rest is None else total + rest
+            rest, total = self._without(grad, bad, task), totals.get(owner)
+            totals[owner] = rest if total is None else total + rest
         names = [layer.name for group in bad for layer in self._groups[group]]
-        self._settled(totals, names)
+        self._settled(Outcome(totals, names, proven))
 
-    def _compare(self, task: _Task) -> set[int]:
-        """The groups whose parts do not add up."""
+    def _jobs(self, task: _Task) -> list[_Job]:
+        """What is to be compared: parameter by parameter in the exact mode, else layer by layer."""
+        some = [part for _, _, part in task.parts] + [rows for _, rows in task.leaves]
+        nothing = torch.zeros_like(some[0][0] if some else next(iter(task.expected.values())))
+        of_leaves = [grad / owner.factor for owner, grad in task.leaves]
+        return self._by_parameter(task, of_leaves, nothing) if self._exact else self._by_layer(task, of_leaves, nothing)
+
+    def _by_parameter(self, task: _Task, of_leaves: list[Tensor], nothing: Tensor) -> list[_Job]:
+        found, square, expected = nothing, nothing, sum(task.expected.values(), nothing)
+        for rows in [part for _, _, part in task.parts] + of_leaves:
+            found, square = found + rows.sum(0), square + rows.square().sum(0)
+        jobs = []
+        for number, group in self._compared():
+            for parameter, layer, local in _distinct(group):
+                at = layer.columns_of(local)
+                jobs.append(_Job({number}, [(parameter, layer, local)], found[at], expected[at], square[at], at))
+        return jobs
+
+    def _by_layer(self, task: _Task, of_leaves: list[Tensor], nothing: Tensor) -> list[_Job]:
         found: dict[int, Tensor] = {}
-        squares: dict[int, Tensor] = {}
-        for _, group, part in task.parts:
-            sum_, square = part.sum(0), part.square().sum()
-            found[group] = sum_ if group not in found else found[group] + sum_
-            squares[group] = square if group not in squares else squares[group] + square
-        on_leaf = {g for g in range(len(self._groups)) if g not in found} if task.leaves else set()
-        jobs: list[tuple[set[int], Tensor, Tensor, Tensor]] = []
-        some = next(iter([*found.values(), *task.expected.values(), *(g.sum(0) for _, g in task.leaves)]))
-        nothing = torch.zeros_like(some)
-        for group in (task.expected.keys() | found.keys()) - on_leaf:
-            expected = task.expected.get(group, nothing)
-            jobs.append(({group}, found.get(group, nothing), expected, squares.get(group, nothing.sum())))
-        if on_leaf:
-            total, square = nothing, nothing.sum()
-            for owner, grad in task.leaves:
-                total, square = total + grad.sum(0) / owner.factor, square + grad.square().sum() / owner.factor**2
-            if self._exact:  # every parameter has its own columns
-                for group in on_leaf:
-                    columns = self._columns(group, total)
-                    jobs.append(({group}, total * columns, task.expected.get(group, nothing), square))
-            else:
-                expected = sum((task.expected.get(group, nothing) for group in on_leaf), nothing)
-                jobs.append((on_leaf, total, expected, square))
-        errors = [_error(a, b, square, self._penalties(groups)) for groups, a, b, square in jobs]
-        verdicts = torch.stack(errors).tolist() if errors else []
-        bad: set[int] = set()
-        for (groups, *_), error in zip(jobs, verdicts, strict=True):
-            if not error <= self._tolerance(groups) and error == error:  # not a number proves nothing
-                bad |= groups
-        return bad
+        square: dict[int, Tensor] = {}
+        for number, part in [(number, part) for _, number, part in task.parts] + task.noted:
+            found[number] = found.get(number, nothing) + part.sum(0)
+            square[number] = square.get(number, nothing) + part.square().sum(0)
+        # Taps in compiled code cannot be told apart: they are compared all together.
+        compared = {number for number, _ in self._compared()}
+        together = compared - found.keys() if task.leaves else set()
+        jobs = [
+            self._job({number}, found.get(number, nothing), task, square.get(number, nothing))
+            for number in sorted(compared & (task.expected.keys() | found.keys()) - together)
+        ]
+        if together:
+            rest = sum((rows.sum(0) for rows in of_leaves), nothing)
+            rest = rest - sum((part.sum(0) for _, part in task.noted), nothing)
+            jobs.append(self._job(together, rest, task, sum((rows.square().sum(0) for rows in of_leaves), nothing)))
+        return jobs
 
-    def _penalties(self, groups: set[int]) -> list[Tensor]:
-        """Sketches of the weights and of their signs: the directions in which a penalty on them points."""
-        directions = []
-        for form in (torch.Tensor.detach, lambda p: p.detach().sign()):
-            total = None
-            for group in groups:
-                for parameter, layer, local in _distinct(self._groups[group]):
-                    sketch = layer.sketch_gradient(local, form(parameter))
-                    total = sketch if total is None else total + sketch
-            if total is not None:
-                directions.append(total)
-        return directions
+    def _compared(self) -> list[tuple[int, list[TappedLayer]]]:
+        """Not those of which compiled code has no taps, and coverage says so."""
+        return [(n, g) for n, g in enumerate(self._groups) if not any(x.problem and not x.broken for x in g)]
 
-    def _tolerance(self, groups: set[int]) -> float:
-        parameter = next(iter(self._groups[next(iter(groups))][0].parameters.values()))
-        if parameter.is_cuda or torch.is_autocast_enabled(parameter.device.type):
-            return REDUCED
-        return TOLERANCE.get(parameter.dtype, REDUCED)
+    def _job(self, groups: set[int], found: Tensor, task: _Task, square: Tensor) -> _Job:
+        expected = sum((task.expected[g] for g in groups if g in task.expected), torch.zeros_like(found))
+        return _Job(
+            groups, [item for g in groups for item in _distinct(self._groups[g])], found, expected, square, None
+        )
 
-    def _columns(self, group: int, like: Tensor) -> Tensor:
-        mask = torch.zeros_like(like)
-        for parameter, layer, local in _distinct(self._groups[group]):
-            mask += layer.sketch_gradient(local, torch.ones_like(parameter, dtype=torch.float32))
-        return mask
+    def _verdicts(self, jobs: list[_Job]) -> tuple[set[int], bool]:
+        """The groups whose parts do not add up, and whether all could be compared."""
+        if not jobs:
+            return set(), True
+        numbers = torch.stack([n for job in jobs for n in job.numbers()]).reshape(-1, 2).tolist()
+        own = dict(zip(map(id, jobs), numbers, strict=True))
+        finite = [job for job in jobs if all(math.isfinite(n) for n in own[id(job)])]
+        of_model = sum(scale for _, scale in numbers if math.isfinite(scale))
+        of_group: dict[int, float] = {}
+        for job in finite:
+            for group in job.groups:
+                of_group[group] = max(of_group.get(group, 0.0), own[id(job)][1])
+        allowed = {}
+        for job in finite:
+            scale = own[id(job)][1] + OF_LAYER * max(of_group[g] for g in job.groups) + OF_MODEL * of_model
+            allowed[id(job)] = self._tolerance(job) * scale
+        failing = [_Missing(job, allowed[id(job)]) for job in finite if own[id(job)][0] > allowed[id(job)]]
+        bad = {group for missing in no_penalty(failing) for group in missing.job.groups}
+        return bad, len(finite) == len(jobs)
 
-    def _without(self, grad: Tensor, bad: set[int]) -> Tensor | None:
+    def _tolerance(self, job: _Job) -> float:
+        parameter = job.parameters[0][0]
+        return REDUCED if self.reduced or parameter.is_cuda or parameter.dtype in HALF else TOLERANCE
+
+    def _without(self, grad: Tensor, bad: set[int], task: _Task) -> Tensor:
         """What is left of the taps' sum without some groups."""
-        if not bad:
+        on_nodes = {group for _, group, _ in task.parts} - {group for group, _ in task.noted}
+        if not bad - on_nodes:
             return grad
         if not self._exact:
-            return None
+            return torch.full_like(grad, torch.nan)
+        grad = grad.clone()
         for group in bad:
-            grad = grad * (1 - self._columns(group, grad[0]))
+            for _, layer, local in _distinct(self._groups[group]):
+                grad[:, layer.columns_of(local)] = 0.0
         return grad
+
+
+class _End:
+    """Called at the end of a backward; autograd forgets it if that fails."""
+
+    def __init__(self, checksum: Checksum, number: int) -> None:
+        self.checksum, self.number = checksum, number
+
+    def __call__(self) -> None:
+        self.checksum.end(self.number)
 
 
 class _Task:
     """What has come in one backward."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: _End) -> None:
+        self.end = weakref.ref(end)
         self.parts: list[tuple[Pass, int, Tensor]] = []
         self.leaves: list[tuple[Pass, Tensor]] = []
+        self.noted: list[tuple[int, Tensor]] = []
         self.expected: dict[int, Tensor] = {}
         self.tainted = False
+
+    def expect(self, group: int, sketch: Tensor) -> None:
+        self.expected[group] = sketch if group not in self.expected else self.expected[group] + sketch
+
+    def take_in(self, other: _Task) -> None:
+        self.parts += other.parts
+        self.leaves += other.leaves
+        self.noted += other.noted
+        for group, sketch in other.expected.items():
+            self.expect(group, sketch)
+        self.tainted = self.tainted or other.tainted
+
+
+class _Job(NamedTuple):
+    """One comparison."""
+
+    groups: set[int]
+    parameters: list[tuple[Any, TappedLayer, str]]
+    found: Tensor
+    expected: Tensor
+    square: Tensor
+    columns: slice | None
+
+    def numbers(self) -> list[Tensor]:
+        """By how much the parts' sum is off, and how large they and the gradient are."""
+        expected = self.expected.double()
+        return [(expected - self.found).norm(), self.square.double().sum().sqrt() + expected.norm()]
+
+    def directions(self) -> list[Tensor]:
+        """Weights and their signs, matrices and vectors apart, as `found` and `expected` see gradients."""
+        found = [torch.zeros_like(self.found) for _ in range(4)]
+        for parameter, layer, local in self.parameters:
+            for number, value in enumerate((parameter.detach(), parameter.detach().sign())):
+                sketch = layer.sketch_gradient(local, value)
+                found[2 * number + (parameter.ndim < 2)] += sketch if self.columns is None else sketch[self.columns]
+        return found
+
+
+class _Missing:
+    """What one comparison lacks, against the directions of a penalty, as far as fitting needs it."""
+
+    def __init__(self, job: _Job, allowed: float) -> None:
+        self.job, self.allowed = job, allowed
+        residual = (job.expected - job.found).double().cpu()
+        basis = torch.stack([d.double().cpu() for d in job.directions()], 1)
+        self.size, self.square = len(residual), float(residual.square().sum())
+        self.gram, self.along = basis.t() @ basis, basis.t() @ residual
+
+    def left(self, factors: Tensor) -> float:
+        """As a multiple of what is allowed."""
+        square = self.square - 2 * factors @ self.along + factors @ self.gram @ factors
+        return math.sqrt(max(float(square), 0.0)) / self.allowed
+
+
+def no_penalty(failing: list[_Missing]) -> list[_Missing]:
+    """Those of which what is missing does not point along the weights and their signs, as a penalty's gradient does.
+
+    A penalty's factors are positive, and mostly the same for all parameters; those for which they are not have to be
+    large enough for factors of their own.
+    """
+    rest, out = list(failing), []
+    while rest:
+        factors = _fit(rest)
+        worst = max(rest, key=lambda missing: missing.left(factors))
+        if worst.left(factors) <= 1.0:
+            break
+        rest.remove(worst)
+        out.append(worst)
+    return [missing for missing in out if missing.size < 8 or missing.left(_fit([missing])) > 1.0]
+
+
+def _fit(missing: list[_Missing]) -> Tensor:
+    """The factors, none negative, of λ‖w‖² and λ‖w‖₁ that explain most."""
+    gram: Any = sum(m.gram for m in missing)
+    along: Any = sum(m.along for m in missing)
+    used = torch.arange(len(along))
+    while True:
+        some = torch.linalg.pinv(gram[used][:, used], hermitian=True) @ along[used]
+        if not len(used) or bool((some >= 0).all()):
+            return torch.zeros_like(along).index_copy_(0, used, some)
+        used = used[some > some.min()]
 
 
 class _OnGradient:
@@ -193,25 +322,10 @@ class _OnGradient:
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         if grads[0] is not None:
             with torch.no_grad():
-                self.checksum.expect(self.group, self.layer.sketch_gradient(self.local, grads[0]))
+                self.checksum.task().expect(self.group, self.layer.sketch_gradient(self.local, grads[0].detach()))
 
 
 def _distinct(group: list[TappedLayer]) -> list[tuple[Any, TappedLayer, str]]:
-    """The group's parameters, each once, with a layer that covers it and its name there."""
-    found = {id(p): (p, layer, local) for layer in group for local, p in layer.parameters.items()}
+    """The group's parameters as they are now, each once, with a layer that covers it and its name there."""
+    found = {id(p): (p, layer, local) for layer in group for local, p in layer.now().items()}
     return list(found.values())
-
-
-def _error(found: Tensor, expected: Tensor, square: Tensor, penalties: list[Tensor]) -> Tensor:
-    """‖found − expected‖ as a share of what the parts and the gradient are large, up to a penalty on the weights."""
-    residual = (expected - found).double()
-    scale = torch.sqrt(square.double()) + expected.double().norm() + 1e-30
-    if penalties and torch.isfinite(residual).all():
-        basis = torch.stack([p.double() for p in penalties], 1)
-        solution = torch.linalg.lstsq(basis.cpu(), residual.cpu().unsqueeze(1)).solution
-        explained = (basis @ solution.to(basis.device)).squeeze(1)
-        if torch.isfinite(explained).all():
-            residual = torch.where(
-                (residual - explained).norm() < 1e-2 * residual.norm(), residual - explained, residual
-            )
-    return residual.norm() / scale

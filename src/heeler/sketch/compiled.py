@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -59,6 +61,17 @@ def enrol(recorder: Recorder) -> str:
     return key
 
 
+def all_recorders() -> list[Recorder]:
+    return list(_REGISTRY.values())
+
+
+@_runs_while_tracing
+def note_half(key: str) -> int:
+    """A layer computes in half precision."""
+    _REGISTRY[key].checks.note_half()
+    return 0
+
+
 @_runs_while_tracing
 def prepare(key: str, capacity: int, kind: str, index: int) -> int:
     """The leaves must exist before the graph that uses them."""
@@ -67,6 +80,14 @@ def prepare(key: str, capacity: int, kind: str, index: int) -> int:
     if device != recorder.device:
         recorder.move(device)
     recorder.arm(capacity)
+    return 0
+
+
+@_runs_while_tracing
+def look(key: str) -> int:
+    """Whether parts add up is looked at in the first backwards of what is being compiled."""
+    recorder = _REGISTRY[key]
+    recorder.checks.look(recorder.device)
     return 0
 
 
@@ -104,6 +125,11 @@ def run_as_it_is(function: Any) -> None:
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
+def run_eagerly() -> AbstractContextManager[Any]:
+    """Compiled code runs as it was written meanwhile."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
 def refuse_if_called(model: nn.Module) -> None:
     """Raise if the model is compiled and compiled code exists that would run without hooks."""
     if not is_compiled(model):
@@ -135,16 +161,15 @@ class _Before(ModelHook):
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder = self.recorder
         recorder.current = None
-        if not (recorder.enabled and torch.is_grad_enabled() and recorder.dye is None):
+        if not (recorder.enabled and torch.is_grad_enabled() and recorder.checks.dye is None):
             return
         found = first_tensor((args, kwargs), recorder.batch_dim + 1)
         if found is None or not found.shape[recorder.batch_dim]:
             return
         rows = found.shape[recorder.batch_dim]
-        if recorder.untested:
-            with torch.compiler.set_stance("force_eager"):
-                recorder.test_layouts(module._orig_mod, args, kwargs, found, rows)
-        recorder.begin_compiled(module._orig_mod, rows, found)
+        if recorder.checks.untested:
+            recorder.checks.test_layouts(module._orig_mod, args, kwargs, found, rows)
+        recorder.begin_compiled(rows, found)
 
 
 class _After(ModelHook):
@@ -155,7 +180,7 @@ class _After(ModelHook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         recorder = self.recorder
-        wanted = recorder.enabled and recorder.sketching and not recorder.lost and recorder.dye is None
+        wanted = recorder.enabled and recorder.sketching and not recorder.lost and recorder.checks.dye is None
         if wanted and torch.is_grad_enabled() and recorder.current is None:
             raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from heeler.sketch.batch import Layout, by_example, by_layout
+
+if TYPE_CHECKING:
+    from heeler.sketch.tapped_layer import TappedLayer
 
 
 class Examples:
@@ -19,6 +25,9 @@ class Examples:
         self.batch, self.batch_dim, self.shapes, self.layout = batch, batch_dim, shapes, layout
         self.sums: Sums | None = None
         """Where a rule may add its part in place, instead of returning it."""
+
+        self.note_tap: Callable[[TappedLayer, Tensor | None], bool] | None = None
+        """Told what a tap adds to the pass."""
 
     def note(self, shape: torch.Size) -> None:
         """Remember the shape of a layer's output, if it says anything new about how many tokens there are."""

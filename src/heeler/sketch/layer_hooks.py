@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from heeler.sketch import compiled
-from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
+from heeler.sketch.batch import BATCH_FIRST, Layout, NoBatchDimension, layouts_of
+from heeler.sketch.checksum import HALF
 from heeler.sketch.examples import Examples, current_stream
 from heeler.sketch.layer_rules.base import Call
 from heeler.sketch.matrices import AnyMatrix
@@ -38,11 +39,11 @@ class LayerHook(ModelHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         recorder, layer = self.recorder, self.layer
-        if recorder.dye is not None:
-            recorder.dye.see(layer, args, kwargs)
+        if recorder.checks.dye is not None:
+            recorder.checks.dye.see(layer, args, kwargs)
             return None
         slot = recorder.current
-        if slot is None or layer.broken:
+        if slot is None or (layer.broken and id(layer) not in slot.tapped):
             return None
         compiling = torch.compiler.is_compiling()
         if compiling and not (recorder.running and torch.is_grad_enabled()):
@@ -50,6 +51,8 @@ class LayerHook(ModelHook):
         if isinstance(output, Tensor) and output.ndim > 2:
             slot.examples.note(output.shape)
         if compiling:
+            if isinstance(output, Tensor) and output.dtype in HALF:
+                compiled.note_half(recorder.key)
             compiled.lend_leaf(recorder.key)
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         on_node = recorder.running
@@ -57,10 +60,20 @@ class LayerHook(ModelHook):
             if on_node:
                 slot.replayed = True  # a reentrant checkpoint runs its forward without gradients first
             return None
-        if _saving_hooks(True) is not None:  # a checkpoint of the other kind, which must see what is saved
-            slot.replayed, on_node = True, False
         if not recorder.running and _task_id() == -1:  # neither in the model's forward nor run again by a checkpoint
             return None
+        if _saving_hooks(True) is not None:  # a checkpoint of the other kind, which must see the same saved both times
+            slot.replayed, on_node = True, False
+            if not recorder.running:
+                if id(layer) not in slot.tapped:
+                    return None
+                return self._tap(slot, Call(args, kwargs, output, slot.examples.under(slot.tapped[id(layer)])))
+        if layer.broken:
+            return None
+        if layer.layout is None and recorder.checks.tests:
+            return recorder.checks.meet_untested(layer, slot.owner)
+        if recorder.checks.check is not None and isinstance(output, Tensor) and output.dtype in HALF:
+            recorder.checks.note_half()
         if not on_node or not isinstance(output, Tensor):
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         if not output.requires_grad:
@@ -76,10 +89,11 @@ class LayerHook(ModelHook):
         else:
             kept = _keep(layer, slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         if kept is not None:
-            node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape))
+            node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape, layer.layout))
         elif layer.broken:
-            slot.owner.spoiled = recorder.check is None
-            recorder.left_out()
+            recorder.checks.spoil(slot.owner)
+        else:  # it lies in another way than it did
+            recorder.checks.meet_untested(layer, slot.owner)
         return None
 
     def _tap(self, slot: Slot, call: Call) -> Any:
@@ -92,9 +106,18 @@ class LayerHook(ModelHook):
         if not torch.compiler.is_compiling():  # there is no place to add a part to in compiled code
             # Not the pass's own: a tap's part is returned to autograd, never added in place.
             examples = Examples(examples.batch, examples.batch_dim, examples.shapes, examples.layout)
+            examples.note_tap = self.recorder.checks.note_tap
         kept = _keep(self.layer, slot, call)
         if kept is None:
+            if torch.compiler.is_compiling():
+                return None
+            if self.layer.broken:
+                self.recorder.checks.spoil(slot.owner)
+            else:
+                self.recorder.checks.meet_untested(self.layer, slot.owner)
             return None
+        if slot.replayed:
+            slot.tapped[id(self.layer)] = examples.layout
         leaf = slot.leaf if slot.leaf is not None else self.recorder.add_leaf(slot)
         if leaf.shape[0] != examples.batch:
             leaf = leaf[: examples.batch]
@@ -116,6 +139,7 @@ class _NodeHook:
     kept: tuple[Tensor, ...]
     number: int
     shape: torch.Size | None
+    layout: Layout | None
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         g, kept, owner = grads[self.number], self.kept, self.owner
@@ -135,10 +159,10 @@ class _NodeHook:
             self._add(g, kept)
 
     def _add(self, g: Tensor, kept: tuple[Tensor, ...]) -> None:
-        layer, matrix, owner, check = self.layer, self.matrix, self.owner, self.recorder.check
+        layer, matrix, owner, check = self.layer, self.matrix, self.owner, self.recorder.checks.check
         if layer.broken:
             return
-        examples = owner.examples.under(layer.layout)
+        examples = owner.examples.under(self.layout)
         try:
             if matrix is None:
                 part = layer.rule.sketch(layer, examples, (g,), *kept)
@@ -150,8 +174,7 @@ class _NodeHook:
                 check.add(owner, layer, part)
         except Exception as error:
             layer.fail(error)
-            owner.spoiled = True
-            self.recorder.left_out()
+            self.recorder.checks.spoil(owner)
 
 
 def _project(layer: TappedLayer, matrix: AnyMatrix, x: Tensor) -> tuple[Tensor, ...] | None:
@@ -178,7 +201,7 @@ def _keep(layer: TappedLayer, slot: Slot, call: Call) -> tuple[Tensor, ...] | No
     except NoBatchDimension as problem:
         if compiling:
             layer.problem = str(problem)
-        else:
+        elif layer.layout is None or not layouts_of(call.input.shape, call.batch):
             layer.leave_out(str(problem))
     except Exception as error:
         if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 
-def inert(*args: Any, **kwargs: Any) -> None:
-    """What stands in a copied model where a hook was."""
-
-
 class ModelHook:
-    """A hook that `copy.deepcopy(model)`, `AveragedModel(model)` and `torch.save(model)` leave behind."""
+    """A hook that `copy.deepcopy(model)`, `AveragedModel(model)` and `torch.save(model)` leave behind.
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return inert
+    In its place they have a function that takes anything and returns None. It is one of Python's own, since a saved
+    model must load where Heeler is not installed, and one that `torch.compile` can trace.
+    """
 
     def __reduce__(self) -> Any:
-        # A built-in that takes anything and returns None: a pickled model must load where Heeler is not installed.
-        return getattr, ("", "__init__")
+        return getattr, (nullcontext(), "__exit__")

@@ -21,19 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from heeler.notices import warn
-from heeler.sketch import compiled, dye
-from heeler.sketch.checksum import Checksum
-from heeler.sketch.dye import DyeTest
+from heeler.sketch import compiled
+from heeler.sketch.batch import Layout
+from heeler.sketch.checks import Checks
 from heeler.sketch.examples import Examples, Sums, current_stream
 from heeler.sketch.listener import SketchListener
-from heeler.sketch.tapped_layer import TappedLayer, leave_out
+from heeler.sketch.tapped_layer import TappedLayer
 
-CHECKS = 2
-"""Backwards at the start of every sketched epoch of which it is looked whether their parts add up."""
-NOT_ALL = (
-    "the examples' parts do not add up to its gradient, so a part of it does not come through the layer's own calls (a "
-    "forward of its own, a weight used without its layer, a hook, a second derivative, or a loss outside the model)"
-)
 SLOTS = 4
 """Forwards of a compiled model before one backward that are kept apart; each depth is compiled once."""
 
@@ -71,6 +65,8 @@ class Slot:
         self.examples = owner.examples
         self.replayed = False
         """A checkpoint will run parts of this forward again in backward."""
+        self.tapped: dict[int, Layout | None] = {}
+        """Layers, by id, whose output was tapped in such a part, and how its input lay."""
         self.autocast: str | None = None
         """The device type for which autocast was on as the forward began."""
         self.stream: int | None = None
@@ -87,6 +83,7 @@ class Recorder:
 
     def __init__(
         self,
+        model: nn.Module,
         layers: list[TappedLayer],
         dim: int,
         device: torch.device,
@@ -97,22 +94,13 @@ class Recorder:
         exact: bool,
         listener: SketchListener,
     ) -> None:
+        self.checks = Checks(model, layers, exact, batch_dim, self._settle, listener)
         self.layers, self.dim, self.device, self.batch_dim = layers, dim, device, batch_dim
         self.mean, self.scaler, self.exact, self.listener = mean, scaler, exact, listener
-        self.check: Checksum | None = None
-        """Whether parts add up, while that is looked at."""
-        self.dye: DyeTest | None = None
-        """The test that is under way of whose rows the layers see."""
-        self.untested = True
-        """That test is still to be made."""
         self.trains_in_eval = False
         """Backwards were seen of forwards in evaluation mode."""
         self.stamps: list[Any] = []
         """Of compiled forwards whose gradients have not come."""
-        self._checks_left = CHECKS
-        self._tainted = False
-        self._strikes = 0
-        self._filed = 0
         self.key = compiled.enrol(self)
         self.enabled = True
         self.sketching = True
@@ -149,72 +137,17 @@ class Recorder:
                 "Pass batch_dim=lambda args, kwargs: batch_size"
             )
 
-    # Checks: see `checksum` and `dye`
-
-    def test_layouts(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Tensor | None, batch: int
-    ) -> None:
-        """Find out, on the batch that comes, whose rows the layers see."""
-        sharded = any(hasattr(p, "to_local") for p in model.parameters())  # its forward is a collective
-        if found is None or found.shape[self.batch_dim] != batch or batch < 2 or sharded:
-            self.untested = batch < 2
-            return
-        self.untested = False
-        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        layers = [layer for layer in self.layers if not layer.broken]
-
-        def begin(test: DyeTest | None) -> None:
-            self.dye = test
-
-        before = [layer.broken for layer in self.layers]
-        dye.test_layers(layers, inner, args, kwargs, found, self.batch_dim, begin)
-        if before != [layer.broken for layer in self.layers]:
-            self.left_out()
-
     def check_again(self) -> None:
-        """Look once more whether parts add up: what held in one epoch need not hold in the next."""
-        self._checks_left = CHECKS
+        """Look once more: what held in one epoch need not hold in the next."""
+        self.checks.again()
+        if self.slots:  # compiled code cannot say that it begins
+            self.checks.look(self.device)
 
-    def close_check(self) -> None:
-        """Look no more."""
-        if self.check is not None:
-            self.check.close()
-            self.check = None
-
-    def taint(self) -> None:
-        """A forward runs untapped on purpose: a backward through it proves nothing."""
-        self._tainted = True
-
-    def left_out(self) -> None:
-        """A layer was left out: earlier sketches that hold its part cannot be compared with those to come."""
-        if self._filed:
-            self._filed = 0
-            self.listener.coverage_changed()
-
-    def _settled(self, totals: dict[Pass, Tensor | None], names: list[str]) -> None:
-        """At the end of a backward that was looked at."""
-        tainted, self._tainted = self._tainted, False
-        if names and tainted:
-            names = []
-        first = self._filed == 0 and self._strikes == 0
-        if names and not first and self._strikes == 0:
-            self._strikes = 1  # a forward of before may be in it: look again before a layer is left out
-            totals = dict.fromkeys(totals)
-        elif names:
-            leave_out([layer for layer in self.layers if layer.name in names], NOT_ALL)
-            self.left_out()
-            self.close_check()  # its groups are others now
-        elif not tainted:
-            self._strikes = 0
-            self._checks_left -= 1
-        spoiled = bool(names) and self._strikes == 1 and not first
-        for owner, total in totals.items():
-            if total is None:
-                fill = torch.nan if spoiled else 0.0
-                total = torch.full((owner.examples.batch, self.dim), fill, device=self.device)
-            self._file(owner, total)
-        if self._checks_left <= 0:
-            self.close_check()
+    def _settle(self, owner: Pass, total: Tensor | None, fill: float) -> None:
+        """File what was looked at, or rows of `fill` where nothing is left."""
+        if total is None:
+            total = torch.full((owner.examples.batch, self.dim), fill, device=self.device)
+        self._file(owner, total)
 
     # Eager passes
 
@@ -222,8 +155,8 @@ class Recorder:
         """Start an eager pass of `batch` examples."""
         stamp = self.listener.forward_begins(batch, found)
         slot = Slot(None, self._new_pass(batch, shapes))
-        slot.owner.stamp, slot.owner.in_eval = stamp, not model.training
-        self._look(model)
+        slot.owner.stamp, slot.owner.in_eval, slot.owner.spoiled = stamp, not model.training, not self.checks.can_split
+        self.checks.look(self.device)
         kind = self.device.type
         if kind == "cuda":
             slot.stream = current_stream(self.device)
@@ -237,29 +170,15 @@ class Recorder:
     def begin(self, owner: Pass, task: int, device: torch.device, into_grad: bool) -> bool:
         """A pass gets its first gradient in a backward: whether it counts. into_grad: it is added to `.grad`."""
         owner.task, owner.counts = task, not owner.popped and into_grad
-        if owner.popped and into_grad and self.check is not None:
-            self.check.taint()
-        if owner.counts and self.check is None:
+        if owner.popped and into_grad and self.checks.check is not None:
+            self.checks.check.taint()
+        if owner.counts and self.checks.check is None:
             sums = Sums(owner.examples.batch, self.dim, owner.factor, device)
             owner.examples.sums = sums  # a new one: a backward that did not come to its end may have left some
             _at_end_of_backward(lambda: self._file(owner, sums.take()))
         elif owner.counts:
             owner.examples.sums = None
         return owner.counts
-
-    def _look(self, model: nn.Module) -> None:
-        """Begin to look whether parts add up, if it is time."""
-        if self._checks_left > 0 and self.check is None:
-            present = {id(module) for module in model.modules()}
-            gone = [layer for layer in self.layers if id(layer.module) not in present]
-            if any(not layer.broken for layer in gone):
-                leave_out(gone, "another module stands in its place since the model was attached")
-                self.left_out()
-        if self._checks_left > 0 and self.check is None and not any(hasattr(p, "to_local") for p in self._parameters()):
-            self.check = Checksum(self.layers, self.exact, self._settled)
-
-    def _parameters(self) -> list[Any]:
-        return [p for layer in self.layers for p in layer.parameters.values()]
 
     def add_leaf(self, slot: Slot) -> Tensor:
         """Give the taps of an eager pass their leaf."""
@@ -268,6 +187,12 @@ class Recorder:
         leaf.register_post_accumulate_grad_hook(_Collector(self, slot.owner))
         slot.leaf = leaf
         return leaf
+
+    def announce(self, slot: Slot) -> None:
+        """A backward begins in which a checkpoint will run parts of a forward again, or a backward of its own."""
+        self.current = slot
+        if self.checks.check is not None:
+            self.checks.check.task()
 
     def lend_leaf(self, slot: Slot) -> None:
         """Give the compiled code in an eager pass its leaf, one that it has seen before if there is one."""
@@ -292,11 +217,11 @@ class Recorder:
 
     # Compiled passes
 
-    def begin_compiled(self, model: nn.Module, batch: int, found: Tensor) -> None:
+    def begin_compiled(self, batch: int, found: Tensor) -> None:
         """A compiled forward is about to run: its stamp waits for the first gradient."""
         self.stamps.append(self.listener.forward_begins(batch, found))
         del self.stamps[:-SLOTS]
-        self._look(model)
+        self.checks.look(self.device)
 
     def open_traced(self, batch: int, shapes: list[torch.Size]) -> None:
         """Start a pass inside a compiled forward: only operations that `torch.compile` can trace."""
@@ -346,8 +271,8 @@ class Recorder:
             return
         if grad.shape[0] != owner.examples.batch:
             grad = grad[: owner.examples.batch]
-        if self.check is not None:
-            self.check.add_leaf(owner, grad)
+        if self.checks.check is not None:
+            self.checks.check.add_leaf(owner, grad)
         else:
             self._file(owner, grad)
 
@@ -366,7 +291,7 @@ class Recorder:
         return Pass(self._count, Examples(batch, self.batch_dim, shapes), batch if self.mean else 1)
 
     def _file(self, owner: Pass, sketch: Tensor) -> None:
-        self._filed += 1
+        self.checks.filed += 1
         self.trains_in_eval = self.trains_in_eval or owner.in_eval
         sketch = _unscaled(sketch, self.scaler)
         if owner.spoiled:

@@ -20,20 +20,21 @@ SizeOf = Callable[[tuple[Any, ...], dict[str, Any]], int]
 class BeginHook(ModelHook):
     """Opens the recorder's passes as the model's forward begins.
 
-    size_of: tells a batch's size where the model's first tensor does not. inside: the hook is a part of compiled code,
-    and others watch outside (`compiled.watch`).
+    size_of: tells a batch's size where the model's first tensor does not.
     """
 
-    def __init__(self, recorder: Recorder, size_of: SizeOf | None, inside: bool) -> None:
-        self.recorder, self.size_of, self.inside = recorder, size_of, inside
+    def __init__(self, recorder: Recorder, size_of: SizeOf | None) -> None:
+        self.recorder, self.size_of = recorder, size_of
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder = self.recorder
+        if recorder.checks.dye is not None:
+            return
         recorder.running = False
-        if recorder.dye is not None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return
         if not recorder.enabled:
-            recorder.taint()
+            recorder.checks.taint()
             return
         found = args[0] if args else None  # nearly always; the search costs as much as all the rest
         if not isinstance(found, Tensor) or found.ndim <= recorder.batch_dim:
@@ -54,12 +55,13 @@ class BeginHook(ModelHook):
             if capacity > armed or device != recorder.device:
                 index = -1 if device.index is None else device.index
                 compiled.prepare(recorder.key, capacity, device.type, index)
+            compiled.look(recorder.key)
             recorder.open_traced(batch, shapes)
         elif recorder.sketching or recorder.needs_leaves:
             if device != recorder.device:
                 recorder.move(device)
-            if recorder.untested and not self.inside:
-                recorder.test_layouts(module, args, kwargs, found, batch)
+            if recorder.checks.untested:
+                recorder.checks.test_layouts(module, args, kwargs, found, batch)
             recorder.open(module, batch, shapes, found)
         else:
             recorder.current = None
@@ -87,7 +89,7 @@ class EndHook(ModelHook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         recorder = self.recorder
         slot = recorder.current
-        if not recorder.running or slot is None or recorder.dye is not None:
+        if not recorder.running or slot is None or recorder.checks.dye is not None:
             return None
         recorder.running = False
         if slot.replayed:
@@ -110,7 +112,7 @@ def _mark(output: Any, recorder: Recorder, slot: Slot) -> Any:
     """Put a Marker on every output that carries gradients."""
 
     def announce() -> None:
-        recorder.current = slot
+        recorder.announce(slot)
 
     if isinstance(output, Tensor):
         return Marker.apply(announce, output) if output.requires_grad else output

@@ -88,6 +88,7 @@ class Sketcher:
         self._survey = found
         self._root = root
         self._recorder = Recorder(
+            root,
             self._layers,
             self.dim,
             device,
@@ -98,8 +99,7 @@ class Sketcher:
             listener=Nobody() if listener is None else listener,
         )
         size_of = batch_dim if callable(batch_dim) else None
-        # A model that is compiled in place runs its hooks inside the compiled code, where nothing can be tried out.
-        begin = BeginHook(self._recorder, size_of, inside=self._is_compiled)
+        begin = BeginHook(self._recorder, size_of)
         self._handles = [root.register_forward_pre_hook(begin, with_kwargs=True, prepend=True)]
         # After the layers' hooks: where the model is a single layer, both are hooks of one module.
         self._handles.append(root.register_forward_hook(EndHook(self._recorder), always_call=True))
@@ -162,6 +162,11 @@ class Sketcher:
         return sum(p._version for p in self._survey.parameters.values())
 
     @property
+    def weights_version(self) -> int:
+        """Changes with every step of an optimizer."""
+        return sum(p._version for p in self._survey.parameters.values())
+
+    @property
     def tapped(self) -> list[str]:
         """The tapped layers' names."""
         return [layer.name or "the model" for layer in self._layers]
@@ -214,7 +219,7 @@ class Sketcher:
 
     def detach(self) -> None:
         """Remove every hook; the model is as it was."""
-        self._recorder.close_check()
+        self._recorder.checks.close()
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -37,18 +37,23 @@ class Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         sketch = None
-        if any(g is not None for g in grads):
-            layer, examples, kept = ctx.layer, ctx.examples, ctx.saved_tensors
+        layer, examples = ctx.layer, ctx.examples
+        if any(g is not None for g in grads) and not (layer.broken and not torch.compiler.is_compiling()):
+            kept = ctx.saved_tensors
             if torch.compiler.is_compiling():
                 sketch = layer.rule.sketch(layer, examples, grads, *kept)
             else:
                 try:
                     sketch = layer.rule.sketch(layer, examples, grads, *kept)
+                    if examples.note_tap is not None:
+                        examples.note_tap(layer, sketch)
                 except Exception as error:  # nobody stores a sketch that is not finite
                     layer.fail(error)
                     some = next(g for g in grads if g is not None)
                     sketch = torch.full((examples.batch, ctx.dim), torch.nan, device=some.device)
-            if ctx.mean:
+                    if examples.note_tap is not None and examples.note_tap(layer, None):
+                        sketch = None  # the others' parts are kept apart from it
+            if ctx.mean and sketch is not None:
                 sketch = sketch * examples.batch
         return (None, None, None, sketch, None, *grads, *(None,) * (ctx.arity - len(grads)))
 

@@ -54,6 +54,30 @@ class TappedLayer:
         """A rule's error costs the sketch this layer, never the training run its step."""
         self.leave_out(f"its rule failed: {error!r}")
 
+    def now(self) -> dict[str, nn.Parameter]:
+        """Its parameters as they are now: others of the same shape may have taken their places for good.
+
+        `functional_call` puts tensors there that are no parameters.
+        """
+        found = {}
+        for local, parameter in self.parameters.items():
+            owner, _, name = local.rpartition(".")
+            other = self.module.get_submodule(owner)._parameters.get(name)
+            found[local] = parameter
+            if isinstance(other, nn.Parameter) and other.is_leaf and other.shape == parameter.shape:
+                found[local] = other
+        return found
+
+    def columns_of(self, local: str) -> slice:
+        """Where a parameter lies in the exact gradient."""
+        size = self.parameters[local].numel()
+        if local in self.vectors:
+            start = self.vectors[local].at  # type: ignore[union-attr]
+        else:
+            at = {m.spec.weight: m.weight_at for m in self.matrices}  # type: ignore[union-attr]
+            start = at[local] if local in at else {m.spec.bias: m.bias_at for m in self.matrices}[local]  # type: ignore[union-attr]
+        return slice(start, start + size)
+
     def sketch_gradient(self, local: str, gradient: Tensor) -> Tensor:
         """The sketch (K,) of a gradient of one of its parameters: what the examples' parts add up to."""
         gradient = gradient.to_dense() if gradient.is_sparse else gradient

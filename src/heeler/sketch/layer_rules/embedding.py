@@ -47,7 +47,8 @@ class EmbeddingRule(LayerRule):
         matrix, g = layer.matrices[0], grads[0]
         if g is None:
             raise ValueError("an embedding's output got no gradient")
-        return matrix.sketch(examples, examples.split(g), kept[0])
+        g = examples.split(g)
+        return matrix.sketch(examples, g.unsqueeze(1) if g.ndim == 2 else g, kept[0])
 
     def cost(self, module: Any, k: float) -> Cost:
         n = module.embedding_dim
