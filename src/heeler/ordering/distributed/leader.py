@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,14 @@ class Leader(SharedPlanner):
             raise RankFault(late[0], NO_ANSWER)
         notices.post("at", stage)
 
+    def _patience(self) -> Callable[[], float]:
+        """How many timeouts are left, of one for all ranks: members, who wait for this one, count on it."""
+        deadline = time.monotonic() + self.transport.timeout
+        return lambda: max(deadline - time.monotonic(), 0.1) / self.transport.timeout
+
     def _exchange(self, rows: Rows, gone: IntArray, trained: int) -> None:
-        received = [self._wire.receive(rank) for rank in self._others()]
+        patience = self._patience()
+        received = [self._wire.receive(rank, patience) for rank in self._others()]
         if trained >= 0:
             self._gathered = (self._turns, trained), [position for _, _, position in received]
         collected = [(rows, gone), *((theirs, forgotten) for theirs, forgotten, _ in received)]
@@ -135,9 +142,10 @@ class Leader(SharedPlanner):
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()
         self.transport.notices.post("at", stage)
+        patience = self._patience()
         for rank in self._others():
             part = torch.from_numpy(self.layout.part(order, rank)).to(self._wire.number)
-            self.transport.send([part], rank)
+            self.transport.send([part], rank, patience=patience())
         self._times["exchange_seconds"] += time.perf_counter() - started
         return self.layout.part(order)
 

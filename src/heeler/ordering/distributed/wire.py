@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -38,17 +39,17 @@ class Wire:
         self._transport.send([header], 0, patience=2.0)
         self._transport.send([numbers, values], 0, patience=2.0)
 
-    def receive(self, rank: int) -> tuple[Rows, IntArray, int]:
-        """What `rank` sent."""
+    def receive(self, rank: int, patience: Callable[[], float]) -> tuple[Rows, IntArray, int]:
+        """What `rank` sent. patience: how many timeouts are left for it."""
         header = torch.empty(_HEADER, dtype=torch.int64)
-        self._transport.receive([header], rank)
+        self._transport.receive([header], rank, patience=patience())
         count, forgotten, exponent, trained = header.tolist()
         limit = 4 * self._examples + 1024  # padded epochs and late rows: more than once per example, not much more
         if not 0 <= count <= limit or not 0 <= forgotten <= limit:
             raise RankFault(rank, f"it announced {count} sketches, which cannot be")
         numbers = torch.empty(count + forgotten, dtype=self.number)
         values = torch.empty(count, self._dim, dtype=self.payload)
-        self._transport.receive([numbers, values], rank)
+        self._transport.receive([numbers, values], rank, patience=patience())
         indices = numbers.numpy().astype(np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= self._examples):
             raise RankFault(rank, "it sent numbers of examples that do not exist")
