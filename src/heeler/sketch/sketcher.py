@@ -162,11 +162,6 @@ class Sketcher:
         return sum(p._version for p in self._survey.parameters.values())
 
     @property
-    def weights_version(self) -> int:
-        """Changes with every step of an optimizer."""
-        return sum(p._version for p in self._survey.parameters.values())
-
-    @property
     def tapped(self) -> list[str]:
         """The tapped layers' names."""
         return [layer.name or "the model" for layer in self._layers]
