@@ -13,10 +13,14 @@ SOURCE = Path(heeler.__file__).parent
 PYTORCHS = {
     "_BaseDataLoaderIter",
     "_auto_collation",
+    "_collate_fn",
+    "_dataset",
     "_dynamo",
     "_getframe",
     "_get_default_store",
     "_index_sampler",
+    "_next_data",
+    "_next_index",
     "_num_yielded",
     "_orig_mod",
 }

@@ -68,7 +68,7 @@ def mutate(state, rng):
         parent[key] = np.zeros(value.shape, one_of(["i1", "i8", "u8", ">i8", "f2", "f8", "c8", "?", "O", "U9"]))
     elif way == "shape":
         parent[key] = one_of([value.reshape(-1)[:-1], value[None], np.stack([value, value]), value.reshape(-1)[:1]])
-    elif way == "number" and value.size and value.dtype.kind in "fi":
+    elif way == "number" and value.size and (value.dtype.kind == "f" or value.dtype == np.int64):
         parent[key] = value.copy()
         changed = parent[key].reshape(-1)
         changed[rng.integers(value.size)] = one_of(FLOATS if value.dtype.kind == "f" else INTEGERS)

@@ -245,6 +245,8 @@ class Filing:
                 "the model was never called while gradients were taken (model.loss(x), model.forward(x) and parts of a "
                 "model do not run its hooks): call the attached model itself, or attach what the loop calls"
             )
+        if self.filed:
+            return f"batches were handed out that no backward pass was about; if they were, {NAME}"
         return (
             "forwards left no gradient in any layer that is sketched (autograd.grad, frozen layers, layers whose calls "
             "cannot be split): print(handle.coverage)"
