@@ -15,6 +15,7 @@ N, BATCH = 200, 16
 
 def run(change, dtype=torch.float32, epochs=2, compiled=False):
     """Train at fixed weights; the share of examples with a sketch, and how many rows are another example's."""
+    torch._dynamo.reset()
     torch.manual_seed(0)
     x, y = torch.randn(N, 12), torch.randn(N, 1)
     model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1)).cuda().to(dtype)

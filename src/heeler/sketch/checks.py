@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from heeler.sketch.recorder import Pass
 
 CHECKS = 2
-"""Backwards at the start of every sketched epoch of which it is looked whether their parts add up."""
+"""Backwards at the start of the first sketched epoch of which it is looked whether their parts add up."""
 NOT_ALL = (
     "the examples' parts do not add up to its gradient, so a part of it does not come through the layer's own calls (a "
     "forward of its own, a weight used without its layer, a hook, a second derivative, or a loss outside the model)"
@@ -116,8 +116,8 @@ class Checks:
         self.left_out()
 
     def again(self) -> None:
-        """Look once more whether parts add up: what held in one epoch need not hold in the next."""
-        self._checks_left, self._looks_left = CHECKS, LOOKS
+        """Look once more whether parts add up, in one backward: what held in one epoch need not hold in the next."""
+        self._checks_left, self._looks_left = 1 if self.filed else CHECKS, LOOKS
         self.untested = True
 
     def close(self) -> None:

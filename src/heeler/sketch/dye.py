@@ -117,8 +117,9 @@ class DyeTest:
         open_ = {key: layer for key, layer in self.layers.items() if key in first}
         mixed: list[TappedLayer] = []
         reason = NOBODYS
-        # The first tensor alone, then all: masks may fit the batch by chance.
-        for everything in (False, True) if self.found is not None else (True,):
+        # The first tensor alone, then all, if there are others: masks may fit the batch by chance.
+        alone = self.found is not None and len(self._exchange(sets[0], everything=True)[1]) == 1
+        for everything in (True,) if alone or self.found is None else (False, True):
             try:
                 runs = (
                     [self._look(forward, self._exchange(members, everything)[0]) for members in sets] if open_ else []
@@ -151,9 +152,9 @@ class DyeTest:
         flat = rows.reshape(self.batch, -1).float()
         key = flat.shape[1], flat.device
         if key not in self._directions:
-            generator = torch.Generator().manual_seed(key[0])
-            direction = torch.randn(key[0], 4, generator=generator) / math.sqrt(max(key[0], 1))
-            self._directions[key] = direction.to(flat.device)
+            generator = torch.Generator(flat.device).manual_seed(key[0])
+            direction = torch.randn(key[0], 4, generator=generator, device=flat.device)
+            self._directions[key] = direction / math.sqrt(max(key[0], 1))
         return torch.nan_to_num(flat, 0.0, 0.0, 0.0) @ self._directions[key]
 
     def _exchange(self, members: Tensor, everything: bool) -> tuple[Any, dict[int, tuple[Tensor, Tensor]]]:
