@@ -51,8 +51,8 @@ orders that were announced and not yet decided."""
 STAGES = 1 << 20
 """More than an epoch has rounds: turn and round in one number that grows."""
 LAST_WORD = 1.0
-"""Seconds in which a rank that has closed its connections has told why: it does so before, if the store answers.
-Members wait longer: the leader, who may wait for another one's word, knows more."""
+"""Seconds, but no more than a quarter of the timeout, in which a rank that has closed its connections has told why: it
+does so before, if the store answers. Members wait twice as long: the leader, who may wait too, knows more."""
 
 T = TypeVar("T")
 
@@ -328,6 +328,10 @@ class SharedPlanner(ABC):
         self._in_thread(self._turns, self._connect)
         logger.warning("all ranks answer again: from here on they look for common orders as before the fault")
 
+    @property
+    def _moment(self) -> float:
+        return min(LAST_WORD, self.transport.timeout / 4)
+
     def _connect(self) -> None:
         notices, turn = self.transport.notices, self._turns
         try:
@@ -335,8 +339,7 @@ class SharedPlanner(ABC):
             notices.post("tried", 1)
         except RuntimeError:  # which does not say for whom it has waited
             notices.post("tried", 1)
-            moment = min(LAST_WORD, self.transport.timeout / 4)  # they have waited for the same time
-            late = notices.behind("tried", 1, range(self.transport.size), moment, verdict_key(turn))
+            late = notices.behind("tried", 1, range(self.transport.size), self._moment, verdict_key(turn))
             raise RankFault(late[0] if late else 0, NO_ANSWER) from None
 
     def _start_over(self) -> None:  # noqa: B027
@@ -369,8 +372,7 @@ class SharedPlanner(ABC):
                 fault = RankFault(self.transport.rank, f"{type(error).__name__}: {error}")
             with suppress(StoreLost):  # the first rank to see a fault says what it was: others may see what follows
                 if left:
-                    wait = LAST_WORD if self.transport.rank == 0 else 2.0 * LAST_WORD
-                    self.transport.notices.decided(verdict_key(turn), wait)
+                    self.transport.notices.decided(verdict_key(turn), self._moment * (1 + (self.transport.rank > 0)))
                 word = self.transport.notices.decide(verdict_key(turn), abort(fault))
                 fault = fault_of(word) if word != "commit" else fault
             self._failed = fault

@@ -87,7 +87,7 @@ class GlooTransport:
         self._prefix = f"heeler/{'-'.join(map(str, members))}/{_serial(members)}"
         self.roll = Notices(self._store, self._prefix, self.rank, self.size)
         self._group: Any = None
-        self._abandoned: list[Sequence[Tensor]] = []
+        self._abandoned: list[tuple[Sequence[Tensor], list[Any]]] = []
         self.begin(0)
         self.connect(2 * timeout + 60)
 
@@ -128,14 +128,15 @@ class GlooTransport:
         if self._group is None:
             raise ConnectionLost(rank, "the connection was closed after a fault")
         works: list[Any] = []
-        limit = time.monotonic() + patience * self.timeout
+        limit = time.monotonic() + patience * self.timeout - 0.01  # gloo counts in whole milliseconds
         try:
             works += [transfer(self._group, tensor) for tensor in tensors if tensor.numel()]
             for work in works:
                 work.wait(datetime.timedelta(seconds=patience * self.timeout))
         except RuntimeError:
-            self._abandoned.append(tensors)  # a transfer that was given up may still write into its memory
-            works.clear()  # they hold the connection, and a traceback would hold them
+            # A transfer that was given up may still write into its memory; and to end it may take time, which is for
+            # `close`, when the others know of the fault.
+            self._abandoned.append((tensors, works))
             kind = RankFault if time.monotonic() >= limit else ConnectionLost
             raise kind(rank, NO_ANSWER) from None
 
