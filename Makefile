@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint types unit docs clean
+.PHONY: setup demo test lint types unit slow docs clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,11 @@ types: $(STAMP)
 # Two test processes with one thread each keep both cores of a small machine busy without fighting over them.
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# What takes too long for every change: thousands of random models, 40 architectures, 100 runs with random faults.
+slow: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow tests/generative
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.distributed.soak --seeds 100
 
 # With warnings as errors (--quiet would pass over them); nothing is fetched. Open build/site/index.html.
 docs: $(STAMP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import wraps
 from pathlib import Path
@@ -14,10 +13,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from heeler.forecast.checks import of_trainer
 from heeler.integrations.accelerate import put_into_prepared
 from heeler.integrations.loader import go_on_from
+from heeler.notices import warn
 from heeler.ordering import Handle, attach, save
 from heeler.ordering.checkpoint import read
-
-logger = logging.getLogger("heeler")
 
 STATE = "heeler.state"
 """The file in a checkpoint's folder."""
@@ -77,7 +75,7 @@ class HeelerCallback(TrainerCallback):
         if saved.exists():
             go_on_from(self.handle, read(saved), drop_last=args.dataloader_drop_last)
         else:
-            logger.warning("%s was saved without Heeler: orders are random until an epoch has been seen", saved.parent)
+            warn("%s was saved without Heeler: orders are random until an epoch has been seen", saved.parent)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.handle is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 
 from heeler.herding import OrderingRule
 from heeler.herding.validate import IntArray
+from heeler.notices import warn
 from heeler.ordering.dealing import Layout
 from heeler.ordering.distributed.transport import RankFault, Transport
 from heeler.ordering.state import resumed_order
-
-logger = logging.getLogger("heeler")
 
 
 class Follower:
@@ -43,7 +41,7 @@ class Follower:
                 self.indices = part.numpy()
             except RankFault as fault:
                 self._lost = True
-                logger.warning("the next order did not arrive (%s): orders are random from now on", fault)
+                warn("the next order did not arrive (%s): orders are random from now on", fault)
         if self._lost:
             self.indices = self.layout.part(self.layout.at_random(len(self.rule.order), self.seed, self._turns))
         self._turns += 1
@@ -82,4 +80,4 @@ def tell_peers(peers: Transport, indices: IntArray) -> None:
         try:
             peers.send([torch.from_numpy(np.ascontiguousarray(indices))], peer)
         except RankFault as fault:
-            logger.warning("an order could not be passed on: %s", fault)
+            warn("an order could not be passed on: %s", fault)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from heeler.herding.validate import IntArray
+from heeler.notices import warn
 from heeler.ordering.distributed.screening import suspicious
 from heeler.ordering.distributed.shared import STAGES, SharedPlanner, abort, verdict_key
 from heeler.ordering.distributed.transport import NO_ANSWER, RankFault
 from heeler.ordering.distributed.wire import Rows, join
 from heeler.ordering.state import order_state
-
-logger = logging.getLogger("heeler")
 
 
 class Leader(SharedPlanner):
@@ -109,7 +107,7 @@ class Leader(SharedPlanner):
     def _feed_all(self, collected: list[tuple[Rows, IntArray]], bad: list[NDArray[np.bool_]]) -> None:
         for rank, (((indices, vectors), forgotten), rejected) in enumerate(zip(collected, bad, strict=True)):
             if rejected.any():
-                logger.warning(
+                warn(
                     "rank %d sent %d sketches (of %d) that are not finite or far larger than other ranks': "
                     "they are left out",
                     rank,

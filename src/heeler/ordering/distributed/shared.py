@@ -15,7 +15,6 @@ notices, as soon as all of them have answered a roll call (see `RollCall`).
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 
 from heeler.herding import OrderingRule
 from heeler.herding.validate import IntArray
+from heeler.notices import warn
 from heeler.ordering.background import BackgroundThread, result_of
 from heeler.ordering.dealing import Layout
 from heeler.ordering.distributed.follower import tell_peers
@@ -40,8 +40,6 @@ from heeler.ordering.distributed.transport import NO_ANSWER, ConnectionLost, Ran
 from heeler.ordering.distributed.wire import Rows, Wire, join, join_indices
 from heeler.ordering.planner import EARLY_FROM
 from heeler.ordering.state import resumed_order
-
-logger = logging.getLogger("heeler")
 
 ROUND_BYTES = 1 << 22
 """Sketches that a rank keeps back, at most, before it sends them."""
@@ -200,7 +198,7 @@ class SharedPlanner(ABC):
         try:
             absent = self._gathering.absent(self.transport.notices, self._stage, timeout)
             if absent:
-                logger.warning(
+                warn(
                     "consolidate() has to be called on every rank at the same step, and rank %s did not call it (this "
                     "rank waits for at most %g s): nothing was brought together, and a state saved now lacks sketches "
                     "that other ranks have seen",
@@ -211,7 +209,7 @@ class SharedPlanner(ABC):
             # In the thread, so behind a solve that is under way: what is new is about the next one.
             result_of(self._begin_sending(None, trained), LONGEST * timeout)
         except (RankFault, StoreLost, FutureTimeout) as fault:
-            logger.warning("the state lacks sketches that other ranks have seen: %s", fault or "no answer in time")
+            warn("the state lacks sketches that other ranks have seen: %s", fault or "no answer in time")
 
     def reading(self) -> AbstractContextManager[Any]:
         return self._using_rule
@@ -312,7 +310,7 @@ class SharedPlanner(ABC):
 
     def _give_up(self, fault: RankFault) -> None:
         self.fault = fault
-        logger.warning(
+        warn(
             "the workers could not agree on the next order, because of rank %d (%s): orders are random, and training "
             "goes on. When all ranks answer at an epoch's end, orders are coordinated again.",
             fault.rank,
@@ -326,7 +324,7 @@ class SharedPlanner(ABC):
         self._gathering = Gathering()
         self._start_over()
         self._in_thread(self._turns, self._connect)
-        logger.warning("all ranks answer again: from here on they look for common orders as before the fault")
+        warn("all ranks answer again: from here on they look for common orders as before the fault")
 
     @property
     def _moment(self) -> float:
