@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from heeler.sketch.as_it_was import rewinder
 
 EXAMPLES = 16
 """Of a batch, at most, that are fetched to try it."""
@@ -21,12 +21,9 @@ class CollateTest:
         self.collate = collate
 
     def __call__(self, items: list[Any]) -> str:
-        states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
-        found = []
+        rewind, found = rewinder(), []
         for order in (list(items), list(reversed(items))):
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
-            torch.random.set_rng_state(states[2])
+            rewind()
             found.append(self.collate(order))
         votes = list(_votes(found[0], found[1], len(items)))
         for verdict in ("drops", "reorders", "keeps"):
@@ -37,15 +34,13 @@ class CollateTest:
 
 def verdict_on(dataset: Any, test: CollateTest, indices: list[int]) -> str:
     """Fetch some examples here, and try it; random numbers are put back as they were."""
-    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
+    rewind = rewinder()
     try:
         some = indices[:EXAMPLES]
         items = dataset.__getitems__(some) if hasattr(dataset, "__getitems__") else [dataset[i] for i in some]
         return test(items)
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.random.set_rng_state(states[2])
+        rewind()
 
 
 def _votes(a: Any, b: Any, count: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ def left_as_it_was(model: nn.Module) -> Iterator[Callable[[], None]]:
     modules = list(model.modules())
     states = [_State(module) for module in modules]
     tensors = list({id(t): (t, t.detach().clone()) for state in states for t in state.tensors()}.values())
-    rewind_numbers = _rewinder(model)
+    rewind_numbers = rewinder(model.parameters())
 
     def restore() -> None:
         rewind_numbers()
@@ -55,8 +55,9 @@ def _still(module: Any) -> None:
         module.training = False
 
 
-def _rewinder(model: nn.Module) -> Callable[[], None]:
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+def rewinder(parameters: Iterable[Tensor] = ()) -> Callable[[], None]:
+    """What sets random numbers back to where they are now: Python's, NumPy's, and PyTorch's here and where these lie."""
+    devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
     python, numpy, host = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
     on_devices = [torch.cuda.get_rng_state(device) for device in devices]
 
