@@ -56,7 +56,7 @@ def _still(module: Any) -> None:
 
 
 def rewinder(parameters: Iterable[Tensor] = ()) -> Callable[[], None]:
-    """What sets random numbers back to where they are now: Python's, NumPy's, and PyTorch's here and where these lie."""
+    """What sets random numbers back to where they are now: Python's, NumPy's, PyTorch's here and on these devices."""
     devices = sorted({p.device.index or 0 for p in parameters if p.device.type == "cuda"})
     python, numpy, host = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
     on_devices = [torch.cuda.get_rng_state(device) for device in devices]
