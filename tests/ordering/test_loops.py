@@ -247,8 +247,9 @@ def test_ids_say_what_the_loader_cannot(collate: Any, workers: int) -> None:
     assert filed(run.handle)[1].sum() == expected
 
 
-def test_a_batch_sampler_that_groups_examples() -> None:
-    run = Set(buckets=True)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_that_groups_examples(workers: int) -> None:
+    run = Set(buckets=True, num_workers=workers)
     plain(run)
     assert wrong_rows(run) == 0
     assert filed(run.handle)[1].sum() >= N - BATCH

@@ -68,7 +68,7 @@ class Cursors:
 
     def draw(self) -> Iterator[Iterator[int]]:
         """Yield `indices[start:]` as Python integers, in iterators over a stretch each."""
-        self._loader = find_loader(self._hand_out)
+        self._loader = find_loader(self._hand_out, lambda: self.drawn)
         if self._loader is not None:
             if self._ids is None:
                 self._verdict = collate_verdict(self.indices[self.start : self.start + self._batch_size].tolist())
@@ -104,8 +104,11 @@ class Cursors:
         """The loader gives the loop a batch."""
         start = self._given
         expected = self.indices[start : start + (self._batch_size if numbers is None else len(numbers))]
-        # The first batch's numbers may have passed us by: they were the first drawn, unless more were.
-        indices: IntArray | None = expected if numbers is None and not self.rebatched else None
+        indices: IntArray | None = None
+        if numbers is None and self.batches == 0 and self._loader is not None:
+            # Its numbers passed us by. They are the first that were drawn, if it took no more than it has.
+            taken = self._loader.drawn_for_first
+            indices = expected if (self.drawn if taken is None else taken) == start + len(expected) else None
         if numbers is not None:
             indices = np.asarray(numbers, np.int64)
             if not np.array_equal(indices, expected):

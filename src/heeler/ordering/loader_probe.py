@@ -27,17 +27,20 @@ class LoaderProbe:
 
     on_batch: told of every batch as it is handed out: the numbers that its batch sampler gave (None where they were not
         seen), and the collated data.
+    count: how many indices were drawn so far.
     """
 
-    def __init__(self, iterator: Any, batch_size: int | None, on_batch: OnBatch) -> None:
+    def __init__(self, iterator: Any, batch_size: int | None, on_batch: OnBatch, count: Callable[[], int]) -> None:
         self.batch_size = batch_size
         self.drops_last: bool = bool(getattr(iterator._index_sampler, "drop_last", False))
         self._iterator: weakref.ref[Any] = weakref.ref(iterator)
         self._before: int = iterator._num_yielded
         self._handed_out = 0
+        self.drawn_for_first: int | None = None
+        """How many indices the batch took whose numbers passed us by; None while there is no second one."""
         self._drawn: deque[list[int] | None] = deque()
         if iterator._auto_collation:
-            self._watch(iterator, on_batch)
+            self._watch(iterator, on_batch, count)
 
     @property
     def handed_out(self) -> int:
@@ -61,7 +64,7 @@ class LoaderProbe:
             or getattr(iterator, "_persistent_workers", False)
         )
 
-    def _watch(self, iterator: Any, on_batch: OnBatch) -> None:
+    def _watch(self, iterator: Any, on_batch: OnBatch, count: Callable[[], int]) -> None:
         """Have the iterator tell what it hands out. Nothing here may refer to it: it must die with its loop."""
         fetcher = getattr(iterator, "_dataset_fetcher", None)
         if fetcher is not None:  # one process: a batch is fetched when it is handed out
@@ -78,6 +81,8 @@ class LoaderProbe:
         drawn.append(None)  # the numbers of the batch that is being drawn now are on their way past us
 
         def next_index() -> Any:
+            if self.drawn_for_first is None:
+                self.drawn_for_first = count()
             indices = kind._next_index(own())
             drawn.append(list(indices))
             return indices
@@ -90,7 +95,7 @@ class LoaderProbe:
         iterator._next_index, iterator._next_data = next_index, next_data
 
 
-def find_loader(on_batch: OnBatch) -> LoaderProbe | None:
+def find_loader(on_batch: OnBatch, count: Callable[[], int]) -> LoaderProbe | None:
     """The loader that draws from us right now, found on the call stack; None where there is none of known batches."""
     iterator = _enclosing_iterator()
     if iterator is None:
@@ -101,7 +106,7 @@ def find_loader(on_batch: OnBatch) -> LoaderProbe | None:
             "tell which examples a gradient belongs to: use in_order=True (the default)"
         )
     size = getattr(iterator._index_sampler, "batch_size", None) if iterator._auto_collation else 1
-    return LoaderProbe(iterator, size if isinstance(size, int) else None, on_batch)
+    return LoaderProbe(iterator, size if isinstance(size, int) else None, on_batch, count)
 
 
 def collate_verdict(indices: list[int]) -> str:
