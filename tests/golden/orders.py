@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import heeler
-from heeler.herding import rule_names
+from heeler.herding import rule_class, rule_names
 from tests.distributed.ranks import run_ranks
 
 FILE = Path(__file__).with_name("orders.json")
@@ -47,6 +47,8 @@ def orders(data: torch.Tensor, **options: Any) -> list[list[int]]:
     outputs = 20 if data.shape[1] == 20 else 1
     model = nn.Sequential(nn.Linear(data.shape[1], outputs, bias=False))
     dataset = Numbered(data)
+    given = options["order"]
+    options |= {"strata": data[:, 0].long().tolist()} if rule_class(given).needs_strata else {}
     sampler = heeler.Sampler(dataset, batch_size=4, seed=3, **options)
     heeler.attach(model, sampler, reduction="sum", layers="all")
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)

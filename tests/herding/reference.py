@@ -120,3 +120,32 @@ def tree_order(vectors: Floats, order: IntArray, mean: Floats, depth: int) -> li
     if depth == 0:
         return [*plus.tolist(), *minus[::-1].tolist()]
     return tree_order(vectors, plus, mean, depth - 1) + tree_order(vectors, minus, mean, depth - 1)
+
+
+def stratified(strata: IntArray, batch_size: int, rng: np.random.Generator, portions: int = 1) -> list[int]:
+    """A stratified shuffle, card by card, with the random numbers in the order in which the fast one takes them."""
+    shuffled = rng.permutation(len(strata)).tolist()
+    rank = rng.permutation(max([-1, *strata.tolist()]) + 1)
+    line = sorted(shuffled, key=lambda i: rank[strata[i]])  # stable
+    hands = _deal(list(range(len(line))), batch_size, portions, rng)
+    mixed = rng.permutation(len(strata)).tolist()
+    return [line[card] for hand in hands for card in sorted(hand, key=mixed.index)]
+
+
+def _deal(cards: list[int], batch_size: int, portions: int, rng: np.random.Generator) -> list[list[int]]:
+    """The cards of every portion of every batch, in the epoch's order."""
+    full, rest = divmod(len(cards), batch_size)
+    u = rng.random() if full else 0.0
+    fractions = [(u + (5**0.5 - 1) / 2 * i) % 1.0 for i in range(full)]
+    visits = [sorted(fractions).index(fraction) for fraction in fractions]
+    turns = rng.integers(portions, size=full).tolist()  # whose turn it is in each batch
+    apart = int(rng.integers(len(cards))) if rest else 0
+    last = [cards[(k * len(cards) + apart) // rest] for k in range(rest)]
+    hands: list[list[int]] = [[] for _ in range(full * portions)]
+    for at, card in enumerate(card for card in cards if card not in last):
+        batch = visits[at % full]
+        hands[batch * portions + turns[batch]].append(card)
+        turns[batch] = (turns[batch] + 1) % portions
+    if rest and portions > 1:
+        return hands + _deal(last, -(-rest // portions), 1, rng)
+    return [*hands, last]

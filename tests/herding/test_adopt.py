@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from heeler.herding import RULES, OrderingRule, SketchTable, adopt, make_rule, rule_class, rule_names
+from tests.herding.every_rule import make_any
 
 N, K = 12, 3
 
@@ -74,9 +75,11 @@ def test_what_the_named_rules_declare():
     assert {name for name in rule_names() if rule_class(name).coordinates_shards} == {"herd", "cd-grab"}
     assert {name for name in rule_names() if rule_class(name).solves_in_background} == {"herd"}
     without = {name for name in rule_names() if not rule_class(name).needs_vectors}
-    assert without == {"random", "once", "flipflop", "block-reversal", "incremental"}
+    assert without == {"random", "stratified", "once", "flipflop", "block-reversal", "incremental"}
+    assert {name for name in rule_names() if rule_class(name).uses_strata} == {"stratified", "herd"}
+    assert {name for name in rule_names() if rule_class(name).needs_strata} == {"stratified"}
     for name in rule_names():
-        rule = make_rule(name, N, K)
+        rule = make_any(name, N, K)
         assert adopt(rule) is rule
         assert type(rule) is rule_class(name)
         assert rule.dim == (None if name in without else K)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import SketchTable, make_rule, rule_names
+from tests.herding.every_rule import make_any
 from tests.herding.test_rules import SIZES, VECTORS, K, N, check_order, feed
 
 WORKERS = (None, SIZES, [0, N, 0])
@@ -19,7 +20,7 @@ CRAFTED = [None, "x", [], {}, True, -1, 2**70, 2**128, 1.5, np.nan, np.zeros(3),
 
 def used(name, sizes, seed=4):
     """A rule in the middle of its third epoch, uneven over the workers, so that some vectors wait or queue."""
-    rule = make_rule(name, N, K, seed=seed, shard_sizes=sizes)
+    rule = make_any(name, N, K, seed=seed, shard_sizes=sizes)
     for seen in (N, 20):
         feed(rule, rule.order[:seen])
         rule.next_order()

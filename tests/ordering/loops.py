@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import heeler
+from tests.herding.every_rule import needed
 
 FEATURES = 5
 
@@ -52,7 +53,7 @@ def attached(examples: int = 64, batch_size: int = 8, **loader_options):
     dataset, model = problem(examples)
     order = loader_options.pop("order", "herd")
     seed = loader_options.pop("seed", 0)
-    sampler = heeler.Sampler(dataset, batch_size=batch_size, order=order, seed=seed)
+    sampler = heeler.Sampler(dataset, batch_size=batch_size, order=order, seed=seed, **needed(order, examples))
     handle = heeler.attach(model, sampler)
     loader = DataLoader(dataset, batch_size=batch_size, sampler=sampler, **loader_options)
     return dataset, model, sampler, handle, loader

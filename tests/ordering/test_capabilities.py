@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import heeler
 from heeler.herding import OrderingRule, make_rule
 from tests.distributed.ranks import run_ranks
+from tests.herding.every_rule import make_any
 from tests.ordering.loops import attached, backward, problem
 
 
@@ -153,7 +154,7 @@ def test_metrics_know_of_an_epochs_sketches_at_once() -> None:
 
 def test_every_rule_declares_what_it_is() -> None:
     for name in heeler.herding.rule_names():
-        rule = make_rule(name, 8, 3)
+        rule = make_any(name, 8, 3)
         assert isinstance(rule, OrderingRule)
         assert (rule.table is not None) == rule.keeps_table
         assert rule.needs_vectors or not (rule.keeps_table or rule.coordinates_shards or rule.solves_in_background)

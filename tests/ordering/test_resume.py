@@ -15,6 +15,7 @@ import heeler
 from heeler.herding import rule_names
 from heeler.ordering import planner
 from heeler.sketch import projection
+from tests.herding.every_rule import needed
 from tests.ordering.loops import problem
 
 EPOCHS, BATCH, EXAMPLES = 4, 8, 67
@@ -27,7 +28,7 @@ class Run:
         self.dataset, self.model = problem(EXAMPLES)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         order = options.pop("order", "herd")
-        self.sampler = heeler.Sampler(self.dataset, batch_size=BATCH, order=order)
+        self.sampler = heeler.Sampler(self.dataset, batch_size=BATCH, order=order, **needed(order, EXAMPLES))
         self.handle = heeler.attach(self.model, self.sampler)
         make = options.pop("loader", DataLoader)
         self.loader = make(self.dataset, batch_size=BATCH, sampler=self.sampler, **options)

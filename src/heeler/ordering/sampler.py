@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.herding import OrderingRule
+from heeler.herding.strata import strata_of
 from heeler.herding.validate import IntArray
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
@@ -33,6 +34,9 @@ class Sampler(DistributedSampler[Any]):
         order: a rule by name (`heeler.herding.rule_names()`), or a rule of your own (`heeler.herding.OrderingRule`).
         dim: numbers per sketch. By default 256, or the exact gradient of a model so small that nothing is gained by
             less. A model of no more than `dim` covered parameters always gives its exact gradient.
+        strata: (N,) integers or strings, one per example of `dataset`: its class, source or length bucket. Every batch
+            then gets its share of each. For the orders "stratified", which needs them, and "herd". They are no part of
+            the saved state: give them again after a restart.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
             `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
             every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway, and so do
@@ -55,6 +59,7 @@ class Sampler(DistributedSampler[Any]):
         batch_size: int,
         order: str | OrderingRule = "herd",
         dim: int | None = None,
+        strata: Any = None,
         refresh: int = REFRESH,
         seed: int = 0,
         num_replicas: int | None = None,
@@ -73,7 +78,8 @@ class Sampler(DistributedSampler[Any]):
             num_replicas, rank = num_replicas or size, own if rank is None else rank
             ranks = ranks if (num_replicas, rank) == (size, own) and size > 1 else None
         workers, rank = num_replicas or 1, rank or 0
-        setup = Setup(len(sized), batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last)
+        found = None if strata is None or len(sized) == 0 else strata_of(strata, len(sized))
+        setup = Setup(len(sized), batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last, found)
         self.session = Session(setup, Links(setup, ranks, exchange_timeout))
         """Owner of the epoch's state; what `attach` joins to a model."""
         # What DistributedSampler's own constructor would set, but for `epoch`, which the session owns. The class is
@@ -98,6 +104,12 @@ class Sampler(DistributedSampler[Any]):
     def indices(self) -> IntArray:
         """This worker's indices in the current epoch."""
         return self.session.indices
+
+    @property
+    def strata(self) -> IntArray | None:
+        """(N,) codes 0..S-1 of the strata of this worker's dataset, in the order of their sorted names, if any."""
+        strata = self.session.setup.strata
+        return None if strata is None else strata.codes
 
     def set_epoch(self, epoch: int) -> None:
         """Ask for the order of epoch `epoch`; not needed, for every epoch that is trained on has a new order anyway.

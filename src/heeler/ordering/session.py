@@ -370,6 +370,8 @@ class Session:
         numbers = {"epoch": float(self.epoch), "ignored_passes": float(self.ignored_passes)}
         if self.rule.table is not None:
             numbers["examples_with_sketch"] = float(np.mean(self.rule.table.seen))
+        if self.setup.strata is not None:
+            numbers["strata"] = float(len(self.setup.strata.names))
         solution = self.rule.last_solution
         if solution is not None:
             numbers["herding_bound"] = float(solution.bound_after)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from heeler.herding import OrderingRule, adopt, make_rule, rule_class
+from heeler.herding.rules import check_uses_strata
+from heeler.herding.strata import Strata
+from heeler.herding.validate import IntArray
 from heeler.ordering.dealing import Layout
 from heeler.ordering.distributed.follower import Follower
 from heeler.ordering.distributed.leader import Leader
 from heeler.ordering.distributed.member import Member
 from heeler.ordering.distributed.ranks import Ranks, agree
+from heeler.ordering.distributed.strata import digest, gather_codes
 from heeler.ordering.distributed.transport import GlooTransport, Transport
 from heeler.ordering.planner import LocalPlanner, Planner
 
@@ -41,6 +45,8 @@ class Setup:
     rank: int
     shards: Literal["global", "local"]
     drop_last: bool
+    strata: Strata | None = field(default=None, compare=False)
+    """Of this worker's examples."""
 
     def __post_init__(self) -> None:
         if self.examples < 1 and self.workers == 1:  # of several workers, all find out: see `Links`
@@ -55,12 +61,28 @@ class Setup:
             raise ValueError(f"rank must lie in 0..{self.workers - 1}, got {self.rank}")
         if isinstance(self.order, str):
             rule_class(self.order)  # raises for a name that does not exist
+            self._check_strata(self.order)
             return
         object.__setattr__(self, "order", adopt(self.order))
         if self.dim is not None and self.rule.dim not in (None, self.dim):
             raise ValueError(
                 f"the rule takes vectors of {self.rule.dim} numbers, but the sampler was given dim={self.dim}: "
                 "leave dim out, or make the rule with the same"
+            )
+        if self.strata is not None:
+            raise ValueError(
+                "strata were given beside a rule that is made already: give them to the rule itself, "
+                "make_rule(..., strata=strata), or name the rule, order='herd'"
+            )
+
+    def _check_strata(self, order: str) -> None:
+        if self.strata is not None:
+            check_uses_strata(order)
+        elif self.rule.needs_strata:
+            raise ValueError(
+                f"order={order!r} gives every batch its share of each stratum, and was given no strata: pass "
+                "strata=labels, one class, source or length bucket per example (often dataset.targets), or use "
+                "another order"
             )
 
     @property
@@ -91,6 +113,8 @@ class Links:
         """To the ranks that hold other parts of this worker's copy of the model."""
         self.shard_sizes: tuple[int, ...] | None = None
         """Examples of each worker, where they have their own."""
+        self.strata: IntArray | None = None if setup.strata is None else setup.strata.codes
+        """(N,) codes of the examples' strata: of all workers' side by side where one rule orders them together."""
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
             raise ValueError(f"exchange_timeout must be a positive, finite number of seconds, got {timeout!r}")
         if ranks is None:
@@ -116,7 +140,10 @@ class Links:
             "drop_last": setup.drop_last,
             "refresh": setup.refresh,
         }
-        facts |= {"the dataset's length": setup.examples} if setup.shards == "global" else {}
+        if setup.shards == "global":
+            facts |= {"the dataset's length": setup.examples, "strata": digest(setup.strata)}
+        else:
+            facts["strata"] = "none" if setup.strata is None else setup.strata.kind
         sizes = str(setup.examples)
         if self.workers is not None:
             agree(self.workers, facts)
@@ -133,13 +160,15 @@ class Links:
                 f"the dataset of rank {self.shard_sizes.index(0)} is empty: with shards='local' every worker needs "
                 "examples of its own"
             )
+        if setup.strata is not None and setup.is_coordinated:
+            self.strata = gather_codes(setup.strata, self.shard_sizes, self.workers, self.peers)
 
 
 def make_planner(setup: Setup, links: Links, dim: int) -> Planner:
     """The planner for sketches of `dim` numbers, with a new rule unless the user gave one."""
     if setup.is_coordinated and not links.lead_nowhere:
         layout = Layout(setup.workers, setup.rank, setup.batch_size, setup.drop_last, links.shard_sizes)
-        rule = _make_rule(setup, layout, dim, setup.seed)
+        rule = _make_rule(setup, links, layout, dim, setup.seed)
         if links.workers is None:
             assert links.peers is not None
             return Follower(links.peers, rule, layout, seed=setup.seed)
@@ -147,21 +176,23 @@ def make_planner(setup: Setup, links: Links, dim: int) -> Planner:
         return kind(links.workers, rule, layout, dim=dim, seed=setup.seed, peers=links.peers)
     if setup.shards == "global":
         layout = Layout(setup.workers, setup.rank, setup.batch_size, setup.drop_last)
-        return LocalPlanner(_make_rule(setup, layout, dim, setup.seed), layout)
+        return LocalPlanner(_make_rule(setup, links, layout, dim, setup.seed), layout)
     layout, seed = Layout(batch_size=setup.batch_size), setup.seed
     if setup.workers > 1:  # nothing is shared, so nobody may shuffle alike
         seed = int(np.random.SeedSequence([seed, setup.rank]).generate_state(1)[0])
-    return LocalPlanner(_make_rule(setup, layout, dim, seed), layout)
+    return LocalPlanner(_make_rule(setup, links, layout, dim, seed), layout)
 
 
-def _make_rule(setup: Setup, layout: Layout, dim: int, seed: int) -> OrderingRule:
+def _make_rule(setup: Setup, links: Links, layout: Layout, dim: int, seed: int) -> OrderingRule:
     examples = setup.examples if layout.shard_sizes is None else sum(layout.shard_sizes)
     if not isinstance(setup.order, str):
         if len(setup.order.order) != examples:
             raise ValueError(f"the rule orders {len(setup.order.order)} examples, the dataset has {examples}")
         return setup.order
-    batch_size = setup.batch_size if layout.shard_sizes else setup.batch_size * layout.workers
-    return make_rule(setup.order, examples, dim, seed=seed, batch_size=batch_size, shard_sizes=layout.shard_sizes)
+    portions = 1 if layout.shard_sizes else layout.workers
+    options = {} if links.strata is None else {"strata": links.strata, "portions": portions}
+    batch_size, sizes = setup.batch_size * portions, layout.shard_sizes
+    return make_rule(setup.order, examples, dim, seed=seed, batch_size=batch_size, shard_sizes=sizes, **options)
 
 
 def largest_exact(examples: int) -> int:

@@ -9,12 +9,13 @@ from heeler.herding.rules.herd import Herd
 from heeler.herding.rules.online import Grab, Recursive
 from heeler.herding.rules.pairs import CdGrab, KernelHalving, Pair, Walk
 from heeler.herding.rules.protocol import OrderingRule
-from heeler.herding.rules.static import BlockReversal, FlipFlop, Incremental, Once, Random
+from heeler.herding.rules.static import BlockReversal, FlipFlop, Incremental, Once, Random, Stratified
 from heeler.herding.rules.tabled import Greedy
 
 RULES: dict[str, type[OrderingRule]] = {
     "herd": Herd,
     "random": Random,
+    "stratified": Stratified,
     "once": Once,
     "flipflop": FlipFlop,
     "block-reversal": BlockReversal,
@@ -45,6 +46,13 @@ def rule_class(name: str) -> type[OrderingRule]:
     return RULES[known]
 
 
+def check_uses_strata(name: str) -> None:
+    """Raise if strata make no difference to the rule."""
+    if not rule_class(name).uses_strata:
+        able = " and ".join(repr(other) for other in RULES if RULES[other].uses_strata)
+        raise ValueError(f"the rule {name!r} makes no use of strata: leave them out, or use one that does, {able}")
+
+
 def make_rule(
     name: str,
     examples: int,
@@ -53,6 +61,7 @@ def make_rule(
     seed: int = 0,
     batch_size: int = 1,
     shard_sizes: Sequence[int] | None = None,
+    strata: Any = None,
     **options: Any,
 ) -> OrderingRule:
     """An ordering rule by name.
@@ -64,7 +73,11 @@ def make_rule(
         seed: of the first order and all other random numbers.
         batch_size: examples per worker in a batch.
         shard_sizes: examples of each worker, adding up to N; None for one worker. Worker j owns a stretch of numbers.
+        strata: (N,) integers or strings, the examples' classes, sources or the like, for rules that use them.
         options: the rule's own, as its class documents them: `sweeps` of `herd`, `c` of `walk`, and so on.
     """
     make: Callable[..., OrderingRule] = rule_class(name)
+    if strata is not None:  # not given to rules that know nothing of them
+        check_uses_strata(name)
+        options["strata"] = strata
     return make(examples, dim, seed=seed, batch_size=batch_size, shard_sizes=shard_sizes, **options)

@@ -10,6 +10,7 @@ import numpy as np
 
 from heeler.herding import validate as check
 from heeler.herding.rules.protocol import OrderingRule
+from heeler.herding.strata import codes_of
 from heeler.herding.validate import Array, IntArray
 
 
@@ -31,12 +32,26 @@ class BaseRule(OrderingRule):
         seed: int = 0,
         batch_size: int = 1,
         shard_sizes: Sequence[int] | None = None,
+        strata: Any = None,
+        portions: int = 1,
     ) -> None:
         self.examples = check.check_positive(examples, "examples")
         self.dim = check.check_positive(dim, "dim") if self.needs_vectors else None
         self.batch_size = check.check_positive(batch_size, "batch_size")
         self.offsets = check.as_offsets(shard_sizes, self.examples)
         self.workers = self.offsets.size - 1
+        if strata is not None and not self.uses_strata:
+            raise ValueError(
+                f"the rule {type(self).__name__} makes no use of strata: leave them out, or use 'stratified'"
+            )
+        if strata is None and self.needs_strata:
+            raise ValueError(f"the rule {type(self).__name__} needs strata=, one class or other label per example")
+        self.strata = None if strata is None else codes_of(strata, self.examples)
+        """(N,) codes of the examples' strata, if any were given. No part of the state: the next rule is given them
+        again."""
+        self.portions = check.check_positive(portions, "portions")
+        if self.batch_size % self.portions:
+            raise ValueError(f"a batch of {self.batch_size} cannot be dealt out in {self.portions} equal portions")
         self.epoch = 0
         """Epochs closed so far."""
         self.screened = 0

@@ -32,6 +32,7 @@ class Herd(TabledRule):
 
     coordinates_shards = True
     solves_in_background = True
+    uses_strata = True
     _state = (*TabledRule._state, "_seed")
 
     def __init__(self, examples: int, dim: int | None = None, *, sweeps: int = HERD_SWEEPS, **common: Any) -> None:

@@ -28,6 +28,10 @@ class OrderingRule(ABC):
     """Whether one rule orders all workers' own shards together. Without, every worker makes a rule for its shard."""
     solves_in_background: bool = False
     """Whether `next_order()` is `commit(solve())`, and `solve` may run in a thread while the epoch goes on."""
+    uses_strata: bool = False
+    """Whether strata (`Sampler(strata=...)`) make a difference to it. Without, they are refused."""
+    needs_strata: bool = False
+    """Whether it can do nothing without strata."""
     dim: int | None = None
     """K, the length of the vectors; None: any."""
     last_solution: Solution | None = None
