@@ -13,6 +13,13 @@ from torch import nn
 
 x, y = torch.randn(16, 8), torch.randint(3, (16,))
 dataset = list(range(640))
+
+
+class Labelled(list):
+    targets = [i % 4 for i in range(640)]
+
+
+labelled = Labelled(range(640))
 model = nn.Linear(8, 3)
 
 
@@ -76,3 +83,9 @@ def test_the_exit_code_says_whether_it_works():
 def test_mistakes_are_explained(words, said):
     out = call(*words, "--batch-size", 4, code=2)
     assert said in " ".join(out.replace("│", " ").split())
+
+
+def test_doctor_suggests_strata():
+    words = ("script_of_a_user.py:model", "--batch-size", 16, "--dataset")
+    assert "strata=labels" in call(*words, "script_of_a_user.py:labelled")
+    assert "strata=labels" not in call(*words, "script_of_a_user.py:dataset")

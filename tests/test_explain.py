@@ -16,6 +16,7 @@ from benchmarks.overhead import GPT, LeNet
 from heeler.forecast import Timing, checks, costs
 from heeler.herding import rule_names
 from tests.distributed.ranks import problem, run_ranks, set_up, walk
+from tests.herding.every_rule import needed
 
 X, Y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
 
@@ -167,10 +168,37 @@ def test_a_good_set_up_has_no_findings():
 
 @pytest.mark.parametrize("order", rule_names())
 def test_every_order_can_be_explained(order):
-    found = heeler.explain(LeNet(), 1000, 10, epochs=10, workers=2, order=order)
+    found = heeler.explain(LeNet(), 1000, 10, epochs=10, workers=2, order=order, **needed(order, 1000))
     assert order in str(found)
     assert (found.coverage is None) == (found.needs.worker_bytes == 0)
     json.dumps(found.as_dict())
+
+
+class Labelled:
+    targets = np.arange(1000) % 10
+
+    def __len__(self):
+        return 1000
+
+
+def test_labels_are_suggested_as_strata():
+    def suggestions(dataset, **options):
+        found = heeler.explain(LeNet(), dataset, 10, epochs=10, **options).findings
+        return [finding for finding in found if "strata" in finding.do]
+
+    (finding,) = suggestions(Labelled())
+    assert finding.level == "note"
+    assert "10 labels, dataset.targets" in finding.what
+    assert not suggestions(1000)
+    assert not suggestions(Labelled(), strata=Labelled.targets)
+    assert not suggestions(Labelled(), order="random")
+    with pytest.raises(ValueError, match="999 entries"):
+        suggestions(Labelled(), strata=Labelled.targets[:999])
+    with pytest.raises(ValueError, match="was given no strata"):
+        suggestions(Labelled(), order="stratified")
+    free = heeler.explain(LeNet(), Labelled(), 10, order="stratified", strata=Labelled.targets)
+    assert free.works
+    assert "any gain pays" in str(free)
 
 
 def test_json_says_the_same():

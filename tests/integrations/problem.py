@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import heeler
+from heeler.ordering import labels
 
 EXAMPLES, BATCH, EPOCHS, SEED = 46, 4, 3, 11
 OPTIONS: dict[str, Any] = {
@@ -76,7 +77,8 @@ def plain_loop(accumulation: int = 1, *, uneven: bool = False) -> Net:
     """
     net = Net()
     model: Any = DistributedDataParallel(net) if dist.is_initialized() and dist.get_world_size() > 1 else net
-    sampler = heeler.Sampler(Points(), batch_size=BATCH, **OPTIONS)
+    strata = Points().labels if labels.FIND_STRATA else None
+    sampler = heeler.Sampler(Points(), batch_size=BATCH, strata=strata, **OPTIONS)
     heeler.attach(model, sampler)
     optimizer = sgd(model)
     batches = loader(sampler=sampler)

@@ -14,6 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from heeler.forecast.costs import Needs, least_epochs
 from heeler.forecast.timing import Timing
+from heeler.ordering.labels import find_labels
 from heeler.sketch import Coverage
 
 DEAR = 1.3
@@ -77,6 +78,18 @@ def of_run(examples: int, batch_size: int, workers: int, epochs: int | None, sha
             + (f", and {repeated} of the epoch are repeated so that all workers have equally many" if repeated else ""),
             "nothing, or drop_last=True in the loader (with several workers, the sampler): what is dropped differs "
             "from epoch to epoch",
+        )
+
+
+def of_labels(dataset: Any) -> Iterator[Finding]:
+    """Labels that the dataset names, and nobody has given as strata."""
+    found = find_labels(dataset)
+    if found is not None:
+        labels, where = found
+        yield note(
+            f"the dataset names {len(set(labels.tolist()))} labels, {where}, and no strata were given",
+            "try Sampler(..., strata=labels): every batch then gets its share of each; and compare with "
+            "order='stratified', which needs no gradients and costs nothing",
         )
 
 

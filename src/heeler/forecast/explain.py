@@ -13,6 +13,8 @@ from heeler.forecast import checks, costs, timing
 from heeler.forecast.checks import Finding
 from heeler.forecast.costs import Needs
 from heeler.forecast.timing import Timing
+from heeler.herding.strata import strata_of
+from heeler.ordering import labels
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.setup import DIM, Setup
@@ -95,6 +97,7 @@ def explain(
     workers: int | None = None,
     order: str = "herd",
     dim: int | None = None,
+    strata: Any = None,
     refresh: int = REFRESH,
     layers: Layers = None,
     shards: Literal["global", "local"] = "global",
@@ -106,8 +109,8 @@ def explain(
 
         print(heeler.explain(model, dataset, 64, epochs=30, loss=lambda model: loss_fn(model(x), y)))
 
-    Nothing is trained and nothing of the model changes. `batch_size`, `order`, `dim`, `refresh` and `shards` are as for
-    `heeler.Sampler`.
+    Nothing is trained and nothing of the model changes. `batch_size`, `order`, `dim`, `strata`, `refresh` and `shards`
+    are as for `heeler.Sampler`.
 
     Args:
         model: as it will be given to `heeler.attach`.
@@ -127,7 +130,8 @@ def explain(
     ranks = find_ranks(None)
     workers = workers or (1 if ranks is None else len(ranks.workers))
     own = dataset if isinstance(dataset, int) else len(dataset) if hasattr(dataset, "__len__") else 0
-    setup = Setup(max(own, 1), batch_size, order, dim, refresh, 0, workers, 0, shards, drop_last=False)
+    given = None if strata is None or own < 1 else strata_of(strata, own)
+    setup = Setup(max(own, 1), batch_size, order, dim, refresh, 0, workers, 0, shards, False, given)
     rule = setup.rule
     findings = list(checks.of_parts(model, dataset, own))
     examples = own * workers if shards == "local" else own
@@ -165,6 +169,8 @@ def explain(
     )
     if examples:
         findings += checks.of_run(examples, batch_size, workers, epochs, shards)
+    if strata is None and rule.uses_strata and not (trainer is not None and labels.FIND_STRATA):
+        findings += checks.of_labels(dataset)
     if loader is not None:
         findings += checks.of_loader(loader, own, batch_size)
     if trainer is not None:

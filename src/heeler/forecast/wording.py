@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from heeler.forecast.costs import least_epochs, most_epochs
+from heeler.herding import rule_class
 from heeler.ordering.refresh import sketched_epochs
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def _memory(found: Explanation) -> list[str]:
 
 def _pays(found: Explanation) -> list[str]:
     ratio = found.ratio
+    if found.coverage is None and rule_class(found.order).uses_strata:
+        return ["it costs nothing, so any gain pays; how much it gains depends on the task"]
     if found.coverage is None:
         return ["not expected: without gradients orders gain little or nothing"] if found.works else ["no"]
     first, more = "the first epoch is random, the second is the first that gains", []

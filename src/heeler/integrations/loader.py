@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,9 @@ from torch.utils.data import BatchSampler, RandomSampler
 from torch.utils.data import Sampler as TorchSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from heeler.herding import rule_class
 from heeler.ordering import Handle, Sampler
+from heeler.ordering import labels as named
 
 
 class Order(TorchSampler[int]):
@@ -41,10 +44,37 @@ def put_into(loader: Any, view: type[Order] = Order, /, **sampler_options: Any) 
             f"the training loader draws from a {type(drawn).__name__}, not in a random order of all examples: Heeler "
             "stands in for shuffling, so it needs DataLoader(dataset, batch_size=..., shuffle=True)"
         )
-    sampler_options.setdefault("drop_last", batches.drop_last)
+    sampler_options = {"drop_last": batches.drop_last, **sampler_options}
+    sampler_options = {**found_strata(loader.dataset, sampler_options), **sampler_options}
     sampler = Sampler(loader.dataset, batch_size=batches.batch_size, **sampler_options)
     batches.sampler = view(sampler)
     return sampler
+
+
+def found_strata(dataset: Any, sampler_options: dict[str, Any]) -> dict[str, Any]:
+    """The dataset's labels as strata, said in the log; nothing where any were given (None too), or none are of use.
+
+    Not for workers with examples of their own: each would find labels, or not, by itself.
+    """
+    order = sampler_options.get("order", "herd")
+    is_of_use = isinstance(order, str) and rule_class(order).uses_strata
+    if (
+        not named.FIND_STRATA
+        or "strata" in sampler_options
+        or not is_of_use
+        or sampler_options.get("shards") == "local"
+    ):
+        return {}
+    found = named.find_labels(dataset)
+    if found is None:
+        return {}
+    labels, where = found
+    logging.getLogger("heeler").info(
+        "strata: the %d labels in %s (strata=None leaves them out)",
+        len(set(labels.tolist())),
+        where,
+    )
+    return {"strata": labels}
 
 
 def batches_of(loader: Any) -> BatchSampler:
