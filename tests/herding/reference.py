@@ -135,7 +135,7 @@ def stratified(strata: IntArray, batch_size: int, rng: np.random.Generator, port
 def _deal(cards: list[int], batch_size: int, portions: int, rng: np.random.Generator) -> list[list[int]]:
     """The cards of every portion of every batch, in the epoch's order."""
     full, rest = divmod(len(cards), batch_size)
-    u = rng.random() if full else 0.0
+    u = rng.random()
     fractions = [(u + (5**0.5 - 1) / 2 * i) % 1.0 for i in range(full)]
     visits = [sorted(fractions).index(fraction) for fraction in fractions]
     turns = rng.integers(portions, size=full).tolist()  # whose turn it is in each batch

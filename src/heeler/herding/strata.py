@@ -99,9 +99,9 @@ def stratified_order(strata: IntArray, batch_size: int, rng: np.random.Generator
             portion of a full batch holds its share as well, ⌊n_s·B/(N·portions)⌋ or one more. Portions of the last
             batch share its counts evenly.
     """
-    examples = rng.permutation(strata.size)
+    line = rng.permutation(strata.size)
     rank = rng.permutation(int(strata.max(initial=-1)) + 1)  # of each stratum in line
-    line = examples[np.argsort(rank[strata[examples]], kind="stable")]
+    line = line[np.argsort(rank[strata[line]], kind="stable")]
     cells = dealt_cells(strata.size, batch_size, portions, rng)
     mixed = rng.permutation(strata.size)  # within a portion the order is random
     return line[mixed[np.argsort(cells[mixed], kind="stable")]]
@@ -115,16 +115,16 @@ def dealt_cells(cards: int, batch_size: int, portions: int, rng: np.random.Gener
     full batches once and meets an evenly spaced sequence of cards for the last.
     """
     full, rest = divmod(cards, batch_size)
-    turn = np.arange(full * batch_size)
-    batch = spread_visits(full, rng)[turn % full] if full else turn
+    visits = spread_visits(full, rng)
     first = rng.integers(portions, size=full)  # whose turn it is in the first round; then the portions take turns
+    rounds = np.arange(batch_size)[:, None]
     cells = np.empty(cards, np.int64)
     last = np.zeros(cards, np.bool_)
     if rest:
         last[(np.arange(rest) * cards + rng.integers(cards)) // rest] = True
         share = -(-rest // portions)  # as `deal` cuts it
         cells[last] = full * portions + (dealt_cells(rest, share, 1, rng) if portions > 1 else 0)
-    cells[~last] = batch * portions + (turn // max(full, 1) + first[batch]) % portions
+    cells[~last] = (visits * portions + (rounds + first[visits]) % portions).reshape(-1)
     return cells
 
 

@@ -35,8 +35,8 @@ class Sampler(DistributedSampler[Any]):
         dim: numbers per sketch. By default 256, or the exact gradient of a model so small that nothing is gained by
             less. A model of no more than `dim` covered parameters always gives its exact gradient.
         strata: (N,) integers or strings, one per example of `dataset`: its class, source or length bucket. Every batch
-            then gets its share of each. For the orders "stratified", which needs them, and "herd". They are no part of
-            the saved state: give them again after a restart.
+            then gets its share of each. For the orders "stratified", which needs them, and "herd", which uses them
+            beside the gradients. They are no part of the saved state: give them again after a restart.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
             `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
             every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway, and so do
