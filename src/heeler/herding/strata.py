@@ -90,7 +90,7 @@ def stratified_order(strata: IntArray, batch_size: int, rng: np.random.Generator
     examples gets ⌊n_s·b/N⌋ or ⌈n_s·b/N⌉ of them, the short last batch too, whose cards come at even distances.
 
     A round visits the batches by steps of the golden ratio, so that any few visits in a row are spread evenly over the
-    epoch: a stratum of fewer examples than batches comes at even distances, and no stratum gathers early or late.
+    epoch: a stratum of fewer examples than batches comes at nearly even distances, and none gathers early or late.
 
     Args:
         strata: (N,) codes.

@@ -29,7 +29,8 @@ class OrderingRule(ABC):
     solves_in_background: bool = False
     """Whether `next_order()` is `commit(solve())`, and `solve` may run in a thread while the epoch goes on."""
     uses_strata: bool = False
-    """Whether strata (`Sampler(strata=...)`) make a difference to it. Without, they are refused."""
+    """Whether strata (`Sampler(strata=...)`) make a difference to it. Without, they are refused. A class that says so
+    takes `strata`, and `portions`: into how many equal parts a batch is dealt out, one behind the other."""
     needs_strata: bool = False
     """Whether it can do nothing without strata."""
     dim: int | None = None
