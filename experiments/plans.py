@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,25 @@ def _ruled(task: str, rule: str, seed: int, changes: dict[str, Any]) -> Run:
     return settings(get_task(task), name, seed, **({"strata": "labels"} if plus else {}), **changes)
 
 
-def read_plan(path: Path) -> list[Run]:
+def read_plan(path: Path, device: str | None = None) -> list[Run]:
     """Runs from a JSON file: a list of {"task", "rules", "seeds", and any settings}, or of {"sweep", "task", ...}.
 
     Every entry becomes a comparison, or the named sweep. All entries' first seeds come before any second one, so that a
     plan that is cut short has whole tables of fewer seeds. Of entries that are tuned (see `Grid`) these are
-    the grids of rates; what follows them is known once they are done: `read_later`.
+    the grids of rates; what follows them is known once they are done: `read_later`. A `device` goes before the plan's.
     """
-    return _from_entries(path, _first_runs)
+    return _from_entries(path, device, _first_runs)
 
 
-def read_later(path: Path, results: Sequence[Result]) -> list[Run]:
-    """What a plan asks for once the runs of `read_plan` are done, in the same order; nothing where none was tuned."""
-    return _from_entries(path, lambda entry: Grid.of(entry).later(results) if "lrs" in entry else [])
+def read_later(
+    path: Path, results: Sequence[Result], device: str | None = None, *, failed: Collection[str] = ()
+) -> list[Run]:
+    """What a plan asks for after the `results` so far: of every rule whose grid is done, but for runs that `failed`."""
+
+    def later(entry: dict[str, Any]) -> list[Run]:
+        return Grid.of(entry).later(results, failed) if "lrs" in entry else []
+
+    return _from_entries(path, device, later)
 
 
 def _first_runs(entry: dict[str, Any]) -> list[Run]:
@@ -59,14 +65,14 @@ def _first_runs(entry: dict[str, Any]) -> list[Run]:
     return comparison(entry.pop("task"), entry.pop("rules", RULES), entry.pop("seeds", 3), **entry)
 
 
-def _from_entries(path: Path, expand: Callable[[dict[str, Any]], list[Run]]) -> list[Run]:
+def _from_entries(path: Path, device: str | None, expand: Callable[[dict[str, Any]], list[Run]]) -> list[Run]:
     entries = json.loads(path.read_text())
     if not isinstance(entries, list):
         raise ValueError(f"{path} must hold a list of entries such as {{'task': 'hmda', 'rules': ['random', 'herd']}}")
     runs: list[Run] = []
     for number, entry in enumerate(entries):
         try:
-            runs += expand(entry)
+            runs += expand({**entry, "device": device} if device else entry)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}, entry {number}: {error}") from None
     return sorted(without_repeats(runs), key=lambda run: run.seed)  # a stable sort
@@ -113,14 +119,18 @@ class Grid:
         seeds = self.seeds[: self.tune]
         return [run for lr in self.lrs for run in comparison(self.task, self.rules, seeds, **self.changes, lr=lr)]
 
-    def later(self, results: Sequence[Result]) -> list[Run]:
-        """What the grid's `results` (others may be among them) lead to; of a rule without any, nothing yet."""
-        keys = {run.key for run in self.first()}
-        own = [result for result in results if result.run.key in keys]
+    def later(self, results: Sequence[Result], failed: Collection[str] = ()) -> list[Run]:
+        """What follows from the grid's `results`, others among them, for every rule that has them all.
+
+        A run whose key is among the `failed` is not waited for.
+        """
+        by_key = {result.run.key: result for result in results}
         runs: list[Run] = []
         for rule in self.rules:
-            name = comparison(self.task, [rule], 1, **self.changes)[0].name
-            lr = best_rate([result for result in own if result.run.name == name])
+            own = [run.key for run in replace(self, rules=(rule,)).first()]
+            if not all(key in by_key or key in failed for key in own):
+                continue
+            lr = best_rate([by_key[key] for key in own if key in by_key])
             if lr is None:
                 continue
             at_best = {**self.changes, "lr": lr}

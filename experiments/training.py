@@ -146,7 +146,7 @@ def load(run: Run, folder: Folder) -> tuple[Examples, float | None]:
     )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _load(
     name: str,
     path: str,
