@@ -112,9 +112,9 @@ def table(results: Sequence[Result]) -> str:
     base = next((line for line in lines if line.name == "random"), None)
     measured = {key for r in results for key in r.epochs[0]}
     columns = [(quantity, "f(w) − f*" if task.convex else "training loss"), ("test_loss", "test loss")]
-    columns += [(metric, metric.replace("_", " "))]
+    columns += [(metric, metric.replace("_", " "))] if metric != "test_loss" else []
     columns += [(f"ema_{k}", f"{title}, average of weights") for k, title in columns if k != quantity]
-    columns.insert(3, ("ema_train_loss", "training loss, average of weights"))
+    columns.append(("ema_train_loss", "training loss, average of weights"))
     columns = [(k, title) for k, title in columns if k in measured]
     head = ["order", "rate", columns[0][1], "less random's", *(title for _, title in columns[1:])]
     head += ["epochs to random's last ÷ random's: training", "test", "seeds"]

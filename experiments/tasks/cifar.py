@@ -35,9 +35,8 @@ Images = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 def read_images(folder: Folder) -> dict[str, Images]:
     """ "train" and "test": (N, 3, 32, 32) pixels and (N,) labels, in the official files' order."""
-    packed = folder.find(PACKED)
-    if packed is not None:
-        arrays = np.load(io.BytesIO(packed.read_bytes()))
+    if folder.find(PACKED):
+        arrays = np.load(io.BytesIO(folder.read(PACKED)))
         return {part: (undo_differences(arrays[f"{part}_x"]), arrays[f"{part}_y"]) for part in ("train", "test")}
     raw = {name: _read_batch(folder, name) for name in MD5}
     train = b"".join(raw[name] for name in MD5 if name.startswith("data"))

@@ -78,7 +78,7 @@ def test_a_packed_file_fills_the_tuned_table(finished, tmp_path):
     text = page.read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[2:]] == ["| random", "| herd"]
-    assert "average of weights" in rows[0][6]
+    assert sum("average of weights" in cell for cell in rows[0]) == 3
     assert "cosine rate" in text
     assert "rates tried: 0.1, 0.4" in text
     assert tuned_tables.table(packed.read_source(target).results) in text
