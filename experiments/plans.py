@@ -82,7 +82,10 @@ def _from_entries(path: Path, device: str | None, expand: Callable[[dict[str, An
 class Grid:
     """An entry with "lrs": every rule is tuned by itself, and the best of each is compared.
 
-    All rates are tried with the first `tune` seeds (all of them by default), at the longest of the lengths. `later`
+        {"task": "digits-mlp", "rules": ["random", "stratified", "herd+strata"], "seeds": 5, "schedule": "cosine",
+         "lrs": [0.1, 0.3, 0.6], "tune": 2, "epochs": 20, "shorter": [10, 14, 17]}
+
+    All rates are tried with the first `tune` seeds (all of them by default), at the full length, `epochs`. `later`
     then has the rest: the other seeds at each rule's best rate, and at that rate the runs of `shorter` epochs, each
     under a schedule of its own length, that tell when a rule is where `random` ends. `random` itself has none of these.
     """

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.packed import Source, read_all
 from experiments.records import Result
-from experiments.result_tables import provenance
+from experiments.result_tables import NAMES, provenance
 from experiments.setup import Run
 from experiments.summary import Floats, Line, by_rule, curve_quantity
 from experiments.tables import markdown_row, spread_text
@@ -26,8 +26,6 @@ from experiments.tuning import best_rate, epochs_to, last
 OF_THE_ORDER = ("rule", "label", "strata", "dim", "exact", "scaled", "passes", "refresh", "layers", "bounds")
 """Settings in which the lines of a problem differ."""
 VARIED = ("seed", "lr", "epochs", "device")
-NAMES = {"random": "random", "stratified": "stratified", "id-grab": "ID-GraB", "cd-grab": "CD-GraB"}
-NAMES |= {"walks": "walks (0.1)", "herd": "herd", "herd, strata": "herd, strata"}
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,19 @@ class Tuned:
         results = self.by_length.get(epochs, [])
         return {r.run.seed: last(r, key) for r in results if key in r.epochs[0]}
 
-    def means(self, key: str) -> dict[int, float]:
-        """Epochs → the mean of the last values over seeds."""
+    def means(self, key: str, full: int) -> dict[int, float]:
+        """Epochs → the mean over seeds of what a run of that length ends with.
+
+        At a constant rate a shorter run is the beginning of a longer one; under a schedule it has to be run.
+        """
+        if _is_constant(self.by_length[full][0].run):
+            curve = Line(self.name, self.by_length[full]).mean(key)
+            return dict(enumerate(map(float, curve[1:]), start=1))
         return {epochs: _mean(self.values(epochs, key)) for epochs in self.by_length}
+
+
+def _is_constant(run: Run) -> bool:
+    return run.schedule == "constant" and not run.decay_every and not run.warmup
 
 
 def problem(run: Run) -> str:
@@ -155,7 +163,7 @@ def _share(line: Tuned, base: Tuned | None, full: int, key: str) -> str:
     """Of `random`'s epochs, those after which the line's own schedule of that length ends where `random`'s does."""
     if base is None or line is base or not base.values(full, key):
         return "–"
-    target, losses = _mean(base.values(full, key)), line.means(key)
+    target, losses = _mean(base.values(full, key)), line.means(key, full)
     epochs = epochs_to(target, losses)
     if epochs is None:
         return "> 1"

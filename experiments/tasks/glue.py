@@ -211,7 +211,7 @@ class GlueFineTune(Task):
     task = "RTE"
     published_exact = False
     tf32 = True
-    chunk = 128
+    chunk = 512
     defaults = {  # noqa: RUF012
         "epochs": 5,
         "batch_size": 8,

@@ -77,7 +77,7 @@ def test_a_packed_file_fills_the_tuned_table(finished, tmp_path):
     assert results.main(["fill", str(page), str(target)]) == 0
     text = page.read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    assert [row[0] for row in rows[2:]] == ["| random", "| herd"]
+    assert [row[0] for row in rows[2:]] == ["| random (D-RR)", "| Heeler"]
     assert sum("average of weights" in cell for cell in rows[0]) == 3
     assert "cosine rate" in text
     assert "rates tried: 0.1, 0.4" in text
@@ -117,7 +117,8 @@ def made(rule, lr, seed, epochs, train, test, accuracy=0.5):
 def cells(results):
     lines = [line[2:-2].split(" | ") for line in tuned_tables.table(results).splitlines()]
     head = lines[0]
-    return {line[0]: dict(zip(head, line, strict=True)) for line in lines[2:]}
+    rules = {"random (D-RR)": "random", "Heeler": "herd"}
+    return {rules[line[0]]: dict(zip(head, line, strict=True)) for line in lines[2:]}
 
 
 def test_each_rule_is_shown_at_its_own_best_rate():
@@ -135,6 +136,16 @@ def test_each_rule_is_shown_at_its_own_best_rate():
     share = (4 + 4 * math.log(4.5 / 2.5) / math.log(4.5 / 1.5)) / 8
     assert table["herd"]["epochs to random's last ÷ random's: training"] == f"{share:.2f}"
     assert table["herd"]["test"] == f"{(4 + 4 * math.log(4 / 3) / math.log(4 / 2)) / 8:.2f}"
+
+
+def test_at_a_constant_rate_the_curve_tells_the_epochs():
+    def curve(rule, losses):
+        run = settings(get_task("digits-mlp"), rule, epochs=4)
+        records = [{"train_loss": loss, "test_loss": loss, "test_accuracy": 0.5} for loss in losses]
+        return Result(run, {"examples": 4}, records, {"diverged": False})
+
+    table = cells([curve("random", [16, 8, 4, 2, 1]), curve("herd", [16, 2, 0.5, 0.4, 0.3])])
+    assert table["herd"]["epochs to random's last ÷ random's: training"] == "0.38"  # 1.5 of 4
 
 
 def test_problems_that_differ_in_more_than_the_order_have_tables_of_their_own(tiny, tmp_path):
