@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=IMAGES, help="training images of CIFAR-10")
     parser.add_argument("--test-images", type=int, default=TEST_IMAGES)
     given = parser.parse_args(arguments)
-    packers = {**PACKERS, "cifar10": partial(pack_cifar, images=given.images, test_images=given.test_images)}
+    packers = dict(PACKERS)
+    packers["cifar10"] = partial(pack_cifar, images=given.images, test_images=given.test_images)
     for name in given.only:
         packers[name](Folder(given.data), given.out)
     total = sum(path.stat().st_size for path in given.out.rglob("*") if path.is_file())

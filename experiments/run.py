@@ -4,6 +4,12 @@ Needs neither typer nor rich nor matplotlib; tables and charts are made from the
 fails is noted and the others go on; a run that is finished already is not repeated. With `--bundle FILE` every finished
 run is also appended to one small file, which a kill does not harm, and runs that are in it already are not repeated
 either. Of a plan with grids of rates, the runs that follow from a grid begin as soon as it is done.
+
+Many small runs share a GPU well under NVIDIA's MPS:
+
+    export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps-log
+    mkdir -p /tmp/mps /tmp/mps-log && nvidia-cuda-mps-control -d
+    python -m experiments.run --plan PLAN --out runs --bundle runs.bundle --jobs 14 --minutes 8
 """
 
 from __future__ import annotations

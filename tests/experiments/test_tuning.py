@@ -164,6 +164,20 @@ def test_a_resnet_trains_with_batch_norm(tiny):
         cifar.CifarResNet().model(None, {"norm": "layer"})
 
 
+def test_an_epoch_waits_for_the_device_once(tiny, monkeypatch):
+    """Reading a number from a GPU waits for all that was asked of it: once per epoch, not per step."""
+    reads = []
+    for name in ("__float__", "__int__", "__bool__", "item", "tolist"):
+        plain = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, *a, plain=plain, name=name: (reads.append(name), plain(self, *a))[1]
+        )
+    monkeypatch.setattr(training, "_evaluate", lambda *a: {"train_loss": 1.0})
+    run = settings(get_task("cifar10"), "random", epochs=3, workers=1, batch_size=4, ema=0.9, options={"augment": True})
+    list(train(run, tiny))
+    assert reads == ["__float__"] * 3
+
+
 # Grids
 
 
