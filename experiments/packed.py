@@ -13,8 +13,10 @@ from experiments.setup import Run
 from experiments.summary import Summary, by_rule, group, summarise
 from experiments.tasks import get_task
 
-KEPT = ("train_loss", "suboptimality", "train_seconds")
-"""What is kept of every epoch, besides the task's test metric."""
+KEPT = ("train_loss", "suboptimality", "test_loss", "train_seconds", "ema_train_loss", "ema_test_loss")
+"""What is kept of every epoch, besides the task's test metric, plain and of an average of weights."""
+BUNDLE = ".bundle"
+"""How the name of a file ends that holds one finished run per line."""
 FACTS = ("parameters", "examples", "test_examples", "least_objective", "vectors")
 
 
@@ -49,7 +51,7 @@ def pack(runs: Sequence[Path], about: dict[str, Any], until: dict[str, int] | No
 
 def _read(runs: Sequence[Path], until: dict[str, int]) -> list[Result]:
     """Every run once; a stopped one only where its task is cut before the end of it."""
-    found = {result.run.key: result for folder in runs for result in read_results(folder)}
+    found = {result.run.key: result for place in runs for result in read_all(place)}
     for path in (path for folder in runs for path in sorted(folder.rglob("*.part"))):
         result = stopped_result(path)
         if result is not None and result.run.task in until:
@@ -61,6 +63,35 @@ def _read(runs: Sequence[Path], until: dict[str, int]) -> list[Result]:
             kept.append(Result(result.run.but(epochs=last), result.start, result.epochs[: last + 1], result.end))
     kept = [result for result in kept if result.run.task not in until or _all_have(kept, result.run)]
     return sorted(kept, key=lambda result: (result.run.task, result.run.name, result.run.seed))
+
+
+def read_all(place: Path) -> list[Result]:
+    """Finished runs: of a bundle, of a packed file, or of a folder with everything in it."""
+    if place.suffix == ".json":
+        return read_source(place).results
+    if place.is_file():
+        return read_bundle(place)
+    bundled = [result for path in sorted(place.rglob(f"*{BUNDLE}")) for result in read_bundle(path)]
+    return [*bundled, *read_results(place)]
+
+
+def add_to_bundle(path: Path, result: Result) -> None:
+    """Append a finished run, in one write: other processes may do the same, and a kill leaves whole lines."""
+    line = {**_packed(result), "versions": result.start["versions"]}
+    with path.open("ab", buffering=0) as file:
+        file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+
+def read_bundle(path: Path) -> list[Result]:
+    """The runs of a bundle, each once; a last line that was broken off is left out."""
+    found: dict[str, Result] = {}
+    for line in path.read_text().splitlines():
+        try:
+            result = _unpacked(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+        found[result.run.key] = result
+    return list(found.values())
 
 
 def _all_have(results: Sequence[Result], run: Run) -> bool:
@@ -86,7 +117,8 @@ def stopped_result(path: Path) -> Result | None:
 
 
 def _packed(result: Result) -> dict[str, Any]:
-    kept = [*KEPT, get_task(result.run.task).metric]
+    metric = get_task(result.run.task).metric
+    kept = dict.fromkeys([*KEPT, metric, f"ema_{metric}"])
     series = {k: [_six(e.get(k)) for e in result.epochs] for k in kept if k in result.epochs[0]}
     facts = {k: result.start[k] for k in FACTS if result.start.get(k) is not None}
     return {"run": result.run.to_json(), **facts, "diverged": result.end["diverged"], "epochs": series}
@@ -107,4 +139,5 @@ def _unpacked(entry: dict[str, Any]) -> Result:
     count = len(series["train_loss"])
     epochs = [{"epoch": e, **{k: values[e] for k, values in series.items()}} for e in range(count)]
     end = {"diverged": entry["diverged"], "eval_seconds": 0.0, "train_seconds": series["train_seconds"][-1]}
-    return Result(Run.from_json(entry["run"]), {k: entry.get(k) for k in FACTS}, epochs, end)
+    start = {k: entry.get(k) for k in (*FACTS, "versions")}
+    return Result(Run.from_json(entry["run"]), start, epochs, end)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.records import Result
 from experiments.setup import Run
 from experiments.tasks import get_task, settings
+from experiments.tuning import best_rate
 
 RULES = ("random", "id-grab", "cd-grab", "herd")
 """What a task is compared with by default."""
@@ -19,32 +22,125 @@ def comparison(
 ) -> list[Run]:
     """Each rule and seed with the task's published settings and `changes`; seeds first, so that all rules grow alike.
 
-    `label` may hold "{rule}".
+    A rule is a name, or NAME+strata for one that may know the examples' classes. `label` may hold "{rule}".
     """
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     named = [(rule, label.format(rule=rule)) for rule in rules]
-    return [settings(get_task(task), rule, seed, label=name, **changes) for seed in numbers for rule, name in named]
+    return [_ruled(task, rule, seed, {**changes, "label": name}) for seed in numbers for rule, name in named]
 
 
-def read_plan(path: Path) -> list[Run]:
+def _ruled(task: str, rule: str, seed: int, changes: dict[str, Any]) -> Run:
+    name, plus, known = rule.partition("+")
+    if plus and known != "strata":
+        raise ValueError(f"{rule!r} is no rule: only +strata can be added to a name")
+    return settings(get_task(task), name, seed, **({"strata": "labels"} if plus else {}), **changes)
+
+
+def read_plan(path: Path, device: str | None = None) -> list[Run]:
     """Runs from a JSON file: a list of {"task", "rules", "seeds", and any settings}, or of {"sweep", "task", ...}.
 
     Every entry becomes a comparison, or the named sweep. All entries' first seeds come before any second one, so that a
-    plan that is cut short has whole tables of fewer seeds.
+    plan that is cut short has whole tables of fewer seeds. Of entries that are tuned (see `Grid`) these are
+    the grids of rates; what follows them is known once they are done: `read_later`. A `device` goes before the plan's.
     """
+    return _from_entries(path, device, _first_runs)
+
+
+def read_later(
+    path: Path, results: Sequence[Result], device: str | None = None, *, failed: Collection[str] = ()
+) -> list[Run]:
+    """What a plan asks for after the `results` so far: of every rule whose grid is done, but for runs that `failed`."""
+
+    def later(entry: dict[str, Any]) -> list[Run]:
+        return Grid.of(entry).later(results, failed) if "lrs" in entry else []
+
+    return _from_entries(path, device, later)
+
+
+def _first_runs(entry: dict[str, Any]) -> list[Run]:
+    if "lrs" in entry:
+        return Grid.of(entry).first()
+    if "sweep" in entry:
+        return sweep(entry.pop("sweep"), **entry)
+    return comparison(entry.pop("task"), entry.pop("rules", RULES), entry.pop("seeds", 3), **entry)
+
+
+def _from_entries(path: Path, device: str | None, expand: Callable[[dict[str, Any]], list[Run]]) -> list[Run]:
     entries = json.loads(path.read_text())
     if not isinstance(entries, list):
         raise ValueError(f"{path} must hold a list of entries such as {{'task': 'hmda', 'rules': ['random', 'herd']}}")
     runs: list[Run] = []
     for number, entry in enumerate(entries):
         try:
-            if "sweep" in entry:
-                runs += sweep(entry.pop("sweep"), **entry)
-            else:
-                runs += comparison(entry.pop("task"), entry.pop("rules", RULES), entry.pop("seeds", 3), **entry)
+            runs += expand({**entry, "device": device} if device else entry)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}, entry {number}: {error}") from None
     return sorted(without_repeats(runs), key=lambda run: run.seed)  # a stable sort
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An entry with "lrs": every rule is tuned by itself, and the best of each is compared.
+
+        {"task": "digits-mlp", "rules": ["random", "stratified", "herd+strata"], "seeds": 5, "schedule": "cosine",
+         "lrs": [0.1, 0.3, 0.6], "tune": 2, "epochs": 20, "shorter": [10, 14, 17]}
+
+    All rates are tried with the first `tune` seeds (all of them by default), at the full length, `epochs`. `later`
+    then has the rest: the other seeds at each rule's best rate, and at that rate the runs of `shorter` epochs, each
+    under a schedule of its own length, that tell when a rule is where `random` ends. `random` itself has none of these.
+    """
+
+    task: str
+    rules: tuple[str, ...]
+    seeds: tuple[int, ...]
+    lrs: tuple[float, ...]
+    tune: int
+    shorter: tuple[int, ...]
+    changes: dict[str, Any]
+
+    @classmethod
+    def of(cls, entry: dict[str, Any]) -> Grid:
+        """From a plan's entry."""
+        changes = dict(entry)
+        seeds = changes.pop("seeds", 3)
+        numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+        grid = cls(
+            changes.pop("task"),
+            tuple(changes.pop("rules", RULES)),
+            numbers,
+            tuple(changes.pop("lrs")),
+            changes.pop("tune", len(numbers)),
+            tuple(changes.pop("shorter", ())),
+            changes,
+        )
+        if not grid.lrs or not 1 <= grid.tune <= len(numbers):
+            raise ValueError(f"a grid needs rates, and as many seeds to tune with as 1 to {len(numbers)}")
+        return grid
+
+    def first(self) -> list[Run]:
+        """The grid."""
+        seeds = self.seeds[: self.tune]
+        return [run for lr in self.lrs for run in comparison(self.task, self.rules, seeds, **self.changes, lr=lr)]
+
+    def later(self, results: Sequence[Result], failed: Collection[str] = ()) -> list[Run]:
+        """What follows from the grid's `results`, others among them, for every rule that has them all.
+
+        A run whose key is among the `failed` is not waited for.
+        """
+        by_key = {result.run.key: result for result in results}
+        runs: list[Run] = []
+        for rule in self.rules:
+            own = [run.key for run in replace(self, rules=(rule,)).first()]
+            if not all(key in by_key or key in failed for key in own):
+                continue
+            lr = best_rate([by_key[key] for key in own if key in by_key])
+            if lr is None:
+                continue
+            at_best = {**self.changes, "lr": lr}
+            runs += comparison(self.task, [rule], self.seeds[self.tune :], **at_best)
+            for epochs in self.shorter if rule != "random" else ():
+                runs += comparison(self.task, [rule], self.seeds, **{**at_best, "epochs": epochs})
+        return runs
 
 
 def without_repeats(runs: Iterable[Run]) -> list[Run]:

@@ -15,18 +15,22 @@ from torch import Tensor, nn
 from experiments.folder import Folder
 from experiments.records import carry_out, is_finished, note_failure
 from experiments.setup import Run
-from experiments.training import OneProcess, refresh_of, train
+from experiments.training import OneProcess, Strata, refresh_of, train
 from heeler.ordering import Sampler
 
 
 class Rank(OneProcess):
     """One of `run.workers` processes; needs an initialised process group."""
 
-    def sampler(self, run: Run, examples: int) -> Sampler:
+    def sampler(self, run: Run, examples: int, strata: Strata | None = None) -> Sampler:
         if run.passes:
             raise ValueError("passes can be set in simulated runs only")
         size: Any = examples // run.workers if run.shards == "local" else examples
         shards: Any = run.shards
+        known: dict[str, Any] = {}
+        if strata is not None:
+            first = dist.get_rank() * size if run.shards == "local" else 0
+            known["strata"] = strata[first : first + size]
         return Sampler(
             size,
             batch_size=run.batch_size,
@@ -35,6 +39,7 @@ class Rank(OneProcess):
             refresh=refresh_of(run),
             seed=run.seed,
             shards=shards,
+            **known,
         )
 
     def wrap(self, model: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import ablations
+from experiments import ablations, tuned_tables
 from experiments.packed import Source, pack, read_source
 from experiments.result_tables import goals, provenance, task_table, timing
 from experiments.tasks import get_task
@@ -23,10 +23,13 @@ ABOUT = ("command", "machine", "commit", "note", "extra")
 
 
 def made_tables(sources: Sequence[Source]) -> dict[str, str]:
-    """Name → table: a task's, TASK@FILE, "goals", "timing", and sweep:NAME of an ablation."""
+    """Name → table: a task's, TASK@FILE, "goals", "timing", sweep:NAME of an ablation, and tuned:FILE:PROBLEM."""
     tables = {"goals": goals([s for s in sources if not s.about.get("extra")]), "timing": timing(sources)}
     for source in sources:
         name = short_name(source)
+        if source.about.get("extra") == "tuned":
+            tables |= tuned_tables.by_name(name, source)
+            continue
         if source.about.get("extra") == "sweep":
             summaries = source.summaries()
             origin = provenance(source, [line for summary in summaries for line in summary.lines])
@@ -83,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     packing.add_argument("--to", type=Path, required=True)
     for name in ABOUT[:-1]:
         packing.add_argument(f"--{name}", default="")
-    packing.add_argument("--extra", default="", help="not for the goals' table: timing, sweep, or anything else")
+    packing.add_argument("--extra", default="", help="not for the goals' table: timing, sweep, tuned, ...")
     packing.add_argument("--until", nargs="*", default=[], help="TASK=EPOCHS: cut there, with runs that were stopped")
     filling = commands.add_parser("fill", help="the tables of a Markdown file anew")
     filling.add_argument("markdown", type=Path)

@@ -1,109 +1,223 @@
 """`python -m experiments.run --plan plan.json --out DIR --data DIR`: a plan, on a machine with PyTorch alone.
 
 Needs neither typer nor rich nor matplotlib; tables and charts are made from the files afterwards, anywhere. A run that
-fails is noted and the others go on; a run that is finished already is not repeated.
+fails is noted and the others go on; a run that is finished already is not repeated. With `--bundle FILE` every finished
+run is also appended to one small file, which a kill does not harm, and runs that are in it already are not repeated
+either. Of a plan with grids of rates, the runs that follow from a grid begin as soon as it is done.
+
+Many small runs share a GPU well under NVIDIA's MPS:
+
+    export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps-log
+    mkdir -p /tmp/mps /tmp/mps-log && nvidia-cuda-mps-control -d
+    python -m experiments.run --plan PLAN --out runs --bundle runs.bundle --jobs 14 --minutes 8
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import queue
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.folder import Folder
-from experiments.plans import read_plan
-from experiments.records import carry_out, is_finished, note_failure
+from experiments.packed import add_to_bundle, read_bundle
+from experiments.plans import read_later, read_plan
+from experiments.records import Result, carry_out, is_finished, note_failure, read_result, result_path
 from experiments.setup import Run
 
 Say = Callable[[str], None]
+More = Callable[[Sequence[Result], set[str]], list[Run]]
+"""From the results so far, and the keys of what failed, to the runs that follow from them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns how many runs failed."""
+    """The command; returns how many runs are not finished."""
     parser = argparse.ArgumentParser(prog="python -m experiments.run", description="Carry out a plan of runs.")
     parser.add_argument("--plan", type=Path, required=True, help="JSON: see experiments.plans.read_plan")
     parser.add_argument("--out", type=Path, required=True, help="folder for one JSON-lines file per run")
+    parser.add_argument("--bundle", type=Path, help="one file that every finished run is appended to, NAME.bundle")
     parser.add_argument("--data", type=Path, help="data folder; else HEELER_DATA")
     parser.add_argument("--device", help="cpu or cuda, in place of what the plan says")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process of its own")
     parser.add_argument("--minutes", type=float, help="start no run after this long")
     parser.add_argument("--list", action="store_true", help="say what would be run, and stop")
     given = parser.parse_args(arguments)
-    runs = read_plan(given.plan)
-    if given.device:
-        runs = [run.but(device=given.device) for run in runs]
-    todo = [run for run in runs if not is_finished(given.out, run)]
-    _say(f"{len(runs)} runs, {len(runs) - len(todo)} finished before")
+    runs = read_plan(given.plan, given.device)
     if given.list:
         for run in runs:
             _say(run.key)
         return 0
-    failed = run_plan(todo, given.data, given.out, jobs=given.jobs, minutes=given.minutes, say=_say)
-    _say(f"{failed} runs failed" if failed else "all runs finished")
-    return failed
+    place = Place(given.data, given.out, given.bundle)
+    _say(f"{len(runs)} runs, {sum(place.finished(run) is not None for run in runs)} finished before")
+    unfinished = run_plan(
+        runs,
+        place,
+        jobs=given.jobs,
+        minutes=given.minutes,
+        more=lambda results, failed: read_later(given.plan, results, given.device, failed=failed),
+        say=_say,
+    )
+    _say(f"{unfinished} runs failed or were not begun" if unfinished else "all runs finished")
+    return unfinished
+
+
+class Place:
+    """Where data come from and results go to."""
+
+    def __init__(self, data: Path | None, out: Path, bundle: Path | None = None) -> None:
+        self.data, self.out, self.bundle = data, out, bundle
+        self._bundled = {r.run.key: r for r in read_bundle(bundle)} if bundle and bundle.is_file() else {}
+        out.mkdir(parents=True, exist_ok=True)
+        if bundle:
+            bundle.parent.mkdir(parents=True, exist_ok=True)
+
+    def finished(self, run: Run) -> Result | None:
+        """The run's result, if it is there."""
+        if is_finished(self.out, run):
+            return read_result(result_path(self.out, run))
+        return self._bundled.get(run.key)
+
+    def attempt(self, run: Run, say: Say) -> None:
+        """Carry the run out, or note why that was not possible."""
+        started = time.perf_counter()
+        try:
+            result = carry_out(run, Folder(self.data), self.out)
+        except Exception as error:  # one run's failure must not cost the others
+            note_failure(run, self.out, error)
+            say(f"FAILED {run.key}: {type(error).__name__}: {error}")
+            return
+        if self.bundle:
+            add_to_bundle(self.bundle, result)
+        last = result.epochs[-1]
+        loss = last.get("suboptimality", last["train_loss"])
+        say(f"{run.key}: {loss} after {last['epoch']} epochs, {time.perf_counter() - started:.0f} s")
+
+
+class Agenda:
+    """What is still to be done: the runs given, and those that follow from their results."""
+
+    def __init__(self, runs: Iterable[Run], place: Place, more: More | None) -> None:
+        self._place, self._more = place, more
+        self._known: dict[str, Run] = {}
+        self._results: dict[str, Result] = {}
+        self.failed: set[str] = set()
+        self.waiting: deque[Run] = deque()
+        self._add(runs)
+        self._follow()
+
+    def done(self, key: str) -> None:
+        """The run has ended, well or not."""
+        result = self._place.finished(self._known[key])
+        if result is None:
+            self.failed.add(key)
+        else:
+            self._results[key] = result
+        self._follow()
+
+    def _follow(self) -> None:
+        while self._more is not None and self._add(self._more(list(self._results.values()), self.failed)):
+            pass
+
+    def _add(self, runs: Iterable[Run]) -> bool:
+        new = [run for run in runs if run.key not in self._known]
+        for run in new:
+            self._known[run.key] = run
+            result = self._place.finished(run)
+            if result is None:
+                self.waiting.append(run)
+            else:
+                self._results[run.key] = result
+        return bool(new)
+
+    @property
+    def unfinished(self) -> int:
+        """How many runs have no result."""
+        return len(self._known) - len(self._results)
 
 
 def run_plan(
-    runs: Sequence[Run], data: Path | None, out: Path, *, jobs: int = 1, minutes: float | None = None, say: Say
+    runs: Sequence[Run],
+    place: Place,
+    *,
+    jobs: int = 1,
+    minutes: float | None = None,
+    more: More | None = None,
+    say: Say,
 ) -> int:
-    """Carry out the runs; returns how many are not finished at the end."""
+    """Carry out the runs, and those that follow from them; returns how many are not finished at the end."""
     deadline = time.time() + 60 * minutes if minutes else float("inf")
-    out.mkdir(parents=True, exist_ok=True)
-    if jobs <= 1:
-        for run in runs:
-            if time.time() < deadline:
-                _attempt(run, data, out, say)
-    else:
-        _in_processes(runs, data, out, jobs, deadline)
-    return sum(not is_finished(out, run) for run in runs)
+    agenda = Agenda(runs, place, more)
+    if jobs > 1:
+        _in_processes(agenda, place, jobs, deadline)
+        return agenda.unfinished
+    while agenda.waiting and time.time() < deadline:
+        run = agenda.waiting.popleft()
+        place.attempt(run, say)
+        agenda.done(run.key)
+    return agenda.unfinished
 
 
-def _attempt(run: Run, data: Path | None, out: Path, say: Say) -> None:
-    started = time.perf_counter()
-    try:
-        result = carry_out(run, Folder(data), out)
-    except Exception as error:  # one run's failure must not cost the others
-        note_failure(run, out, error)
-        say(f"FAILED {run.key}: {type(error).__name__}: {error}")
-        return
-    last = result.epochs[-1]
-    loss = last.get("suboptimality", last["train_loss"])
-    say(f"{run.key}: {loss} after {last['epoch']} epochs, {time.perf_counter() - started:.0f} s")
-
-
-def _in_processes(runs: Sequence[Run], data: Path | None, out: Path, jobs: int, deadline: float) -> None:
+def _in_processes(agenda: Agenda, place: Place, jobs: int, deadline: float) -> None:
     """Processes that take the next run when they are done with one, and keep loaded data from run to run.
 
     A process that dies takes only its current run with it.
     """
     import torch.multiprocessing as processes
 
+    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):  # the processes share the machine's cores
+        os.environ.setdefault(name, "1")
     context = processes.get_context("spawn")  # a CUDA context does not survive a fork
-    queue: Any = context.SimpleQueue()
-    for run in runs:
-        queue.put(run.to_json())
-    workers = [
-        context.Process(target=_work, args=(queue, str(data) if data else None, str(out), deadline))
-        for _ in range(min(jobs, len(runs)))
-    ]
-    for _ in workers:
-        queue.put(None)
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    ended: Any = context.Queue()
+    crew: list[tuple[Any, Any]] = []
+    busy: dict[int, str] = {}  # process → the key of its run
+
+    def hand_out(number: int) -> None:
+        if agenda.waiting and time.time() < deadline:
+            run = agenda.waiting.popleft()
+            busy[number] = run.key
+            crew[number][1].put(run.to_json())
+
+    def hand_out_to_idle() -> None:
+        for number, (process, _) in enumerate(crew):
+            if number not in busy and process.is_alive():
+                hand_out(number)
+
+    for number in range(jobs if agenda.waiting else 0):
+        own = context.SimpleQueue()
+        process = context.Process(target=_work, args=(number, own, ended, place), daemon=True)
+        process.start()
+        crew.append((process, own))
+        hand_out(number)
+    while busy:
+        try:
+            number = ended.get(timeout=1.0)
+        except queue.Empty:
+            dead = [number for number in busy if not crew[number][0].is_alive()]
+        else:
+            dead = [number]
+        for number in dead:
+            if number in busy:
+                agenda.done(busy.pop(number))
+        if dead:
+            hand_out_to_idle()
+    for process, own in crew:
+        own.put(None)
+        process.join()
 
 
-def _work(queue: Any, data: str | None, out: str, deadline: float) -> None:
+def _work(number: int, own: Any, ended: Any, place: Place) -> None:
     import torch
 
-    torch.set_num_threads(1)  # the processes share the machine's cores
-    while (settings := queue.get()) is not None:
-        if time.time() < deadline:
-            _attempt(Run.from_json(settings), Path(data) if data else None, Path(out), _say)
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    while (settings := own.get()) is not None:
+        place.attempt(Run.from_json(settings), _say)
+        ended.put(number)
 
 
 def _say(line: str) -> None:

@@ -9,6 +9,10 @@ from typing import Any
 
 from heeler.herding import rule_names
 
+OURS = ("herd", "walks")
+"""The rules that get the library's default layers and sketches; the published ones see what their papers say."""
+SCHEDULES = ("constant", "cosine", "linear")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -30,20 +34,31 @@ class Run:
     optimizer: str = "sgd"
     lr: float = 0.1
     momentum: float = 0.0
+    nesterov: bool = False
     weight_decay: float = 0.0
+    schedule: str = "constant"
+    """What the rate does from step to step: "constant", or to zero at the run's end as a "cosine" or "linear"."""
+    warmup: float = 0.0
+    """The share of all steps over which the rate rises to `lr`, in a straight line."""
     decay_every: int = 0
-    """Epochs after which the learning rate is multiplied by `decay`; 0: never."""
+    """Epochs after which a constant rate is multiplied by `decay`; 0: never."""
     decay: float = 0.1
+    ema: float = 0.0
+    """Decay per step of an average of the weights, which is measured beside the weights; 0: none."""
     clip: float = 0.0
     """Largest norm of a step's gradient; 0: no clipping."""
     dim: int | None = None
     """Numbers per sketch; None: what the library takes by default, exact gradients of small models."""
     exact: bool | None = None
     """Full gradients instead of sketches; None: as the task says for published rules, the library's default else."""
+    scaled: bool = True
+    """Tell `attach` of the optimizer, so that the sketches of our rules are scaled as it steps."""
+    strata: str = "none"
+    """"labels": the sampler knows the examples' classes; `stratified` always does."""
     passes: int | None = None
-    """Balance sweeps in a solve of `herd`; None: the rule's default."""
+    """Balance sweeps in a solve of our rules; None: the rule's default."""
     refresh: int | None = None
-    """How many epochs old a sketch of `herd` may get; None: the sampler's default."""
+    """How many epochs old a sketch of our rules may get; None: the sampler's default."""
     layers: str | None = None
     """Layers that are tapped: "all", a budget such as "2%", or "name:PREFIX|PREFIX" for modules whose name starts so;
     None: what the library taps by default for `herd`, all for the published rules."""
@@ -60,6 +75,19 @@ class Run:
             raise ValueError(f'shards must be "global" or "local", not {self.shards!r}')
         if self.optimizer not in ("sgd", "adamw"):
             raise ValueError(f'optimizer must be "sgd" or "adamw", not {self.optimizer!r}')
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}")
+        if self.schedule != "constant" and self.decay_every:
+            raise ValueError(f"a {self.schedule} schedule has no steps of decay: set decay_every to 0")
+        if self.strata not in ("none", "labels"):
+            raise ValueError(f'strata must be "none" or "labels", not {self.strata!r}')
+        if self.rule == "stratified":
+            object.__setattr__(self, "strata", "labels")
+        if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
+            raise ValueError("nesterov needs SGD with a momentum")
+        for name, value in (("ema", self.ema), ("warmup", self.warmup)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must lie in [0, 1), not {value}")
         for name in ("epochs", "batch_size", "workers", "dim", "refresh"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -70,7 +98,8 @@ class Run:
     @property
     def name(self) -> str:
         """The line in tables and charts that this run belongs to."""
-        return self.label or self.rule
+        known = self.strata == "labels" and self.rule != "stratified"
+        return self.label or (f"{self.rule}, strata" if known else self.rule)
 
     @property
     def step(self) -> int:

@@ -25,6 +25,7 @@ class SimulatedWorkers(Sampler):
     Args:
         examples: N, a multiple of `workers * batch_size`: then no batch is short, and every example weighs the same.
         batch_size: examples of one worker in a step.
+        strata: (N,) classes that the rule may know, over all workers.
         refresh: as the sampler's; and with 1 sketches are taken for rules that need none, too, for those who judge
             their orders.
         rule_options: the rule's own, such as `sweeps` of `herd`.
@@ -41,15 +42,19 @@ class SimulatedWorkers(Sampler):
         dim: int | None = None,
         refresh: int = REFRESH,
         seed: int = 0,
+        strata: IntArray | None = None,
         rule_options: dict[str, Any] | None = None,
     ) -> None:
         if workers < 1 or examples < 1 or examples % (workers * batch_size):
             raise ValueError(
                 f"{examples} examples cannot be cut into full steps of {workers} workers with {batch_size} each"
             )
-        super().__init__(examples, batch_size=workers * batch_size, order=order, dim=dim, refresh=refresh, seed=seed)
+        known: dict[str, Any] = {} if strata is None else {"strata": strata}
+        common: dict[str, Any] = {"order": order, "dim": dim, "refresh": refresh, "seed": seed, **known}
+        super().__init__(examples, batch_size=workers * batch_size, **common)
         setup, links = self.session.setup, self.session.links
-        self.session = SimulatedSession(setup, links, workers if shards == "local" else 1, rule_options or {})
+        options = {**(rule_options or {}), **known}
+        self.session = SimulatedSession(setup, links, workers if shards == "local" else 1, options)
 
 
 class SimulatedSession(Session):

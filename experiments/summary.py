@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.records import Result
+from experiments.setup import OURS
 from experiments.tasks import get_task
 from heeler.ordering.refresh import REFRESH, is_due
 
@@ -69,7 +70,7 @@ class Line:
     def refresh(self) -> int:
         """How many epochs old a sketch may get."""
         run = self.results[0].run
-        return (run.refresh or REFRESH) if run.rule == "herd" else 1
+        return (run.refresh or REFRESH) if run.rule in OURS else 1
 
     @property
     def seconds_an_epoch(self) -> float:
@@ -119,7 +120,7 @@ def group(results: Sequence[Result]) -> dict[str, list[Line]]:
     return {task: [Line(name, runs) for name, runs in lines.items()] for task, lines in tasks.items()}
 
 
-RULES = ("random", "id-grab", "cd-grab", "herd")
+RULES = ("random", "stratified", "id-grab", "cd-grab", "walks", "herd")
 """The order in which rules are compared everywhere."""
 
 

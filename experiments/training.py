@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from experiments.average import Average
 from experiments.bounds import BoundRecorder
 from experiments.folder import Folder
-from experiments.setup import Run
+from experiments.schedule import rate
+from experiments.setup import OURS, Run
 from experiments.simulate import SimulatedWorkers
 from experiments.tasks import Examples, Task, get_task
 from experiments.tasks.base import parameters_l2, resampled
@@ -27,13 +31,14 @@ from heeler.ordering import Handle, Sampler, attach
 from heeler.ordering.refresh import REFRESH
 
 Record = dict[str, Any]
+Strata = NDArray[np.int64]
 
 
 class OneProcess:
     """All workers simulated in this process. `experiments.processes.Rank` is one of many."""
 
-    def sampler(self, run: Run, examples: int) -> Sampler:
-        """The sampler that the loop draws from."""
+    def sampler(self, run: Run, examples: int, strata: Strata | None = None) -> Sampler:
+        """The sampler that the loop draws from; `strata` (N,) are the classes of all examples, if it may know them."""
         return SimulatedWorkers(
             examples,
             batch_size=run.batch_size,
@@ -43,7 +48,8 @@ class OneProcess:
             dim=run.dim,
             refresh=refresh_of(run),
             seed=run.seed,
-            rule_options={"sweeps": run.passes} if run.passes and run.rule == "herd" else None,
+            strata=strata,
+            rule_options={"sweeps": run.passes} if run.passes and run.rule in OURS else None,
         )
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -70,7 +76,8 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
     """Yield a "start" record, an "epoch" record before training and after every epoch, and an "end" record.
 
     `train_seconds` hold the loop and the ordering between epochs, `eval_seconds` the measuring, both summed up to that
-    epoch. A run whose loss is no longer finite ends early, with "diverged" in its end record.
+    epoch. A run whose loss is no longer finite ends early, with "diverged" in its end record. What an average of the
+    weights measures has "ema_" before its name.
     """
     task, device = get_task(run.task), torch.device(run.device)
     examples, least = load(run, folder)
@@ -78,13 +85,15 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
     torch.manual_seed(run.seed)
     place = place or OneProcess()
     model = task.model(examples, run.options).to(device)
+    average = Average(model, run.ema) if run.ema else None  # a copy, made before the taps
     called = place.wrap(model)
     own = place.own(run, examples.train)
-    sampler = place.sampler(run, len(examples))
-    handle = _attach(run, task, called, sampler)
+    sampler = place.sampler(run, len(examples), _strata(run, task, examples))
+    optimizer = _optimizer(run, model)
+    handle = _attach(run, task, called, sampler, optimizer)
     recorder = BoundRecorder(handle) if handle is not None and run.bounds else None
-    optimizer, scheduler = _optimizer(run, model)
     place.prepare(run, model, optimizer)
+    steps = Steps(run, optimizer, len(examples) // run.step)
     _compile_rule(run, sampler)
     yield _start(run, model, examples, least, handle)
 
@@ -95,15 +104,16 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
         if epoch:
             called.train()
             started = time.perf_counter()
-            batch_loss = _epoch(run, task, called, batches(sampler, own, place.step(run)), optimizer)
+            batch_loss = _epoch(run, task, called, batches(sampler, own, place.step(run)), steps, average)
             if handle is not None:
                 handle.session.drain()  # the last step's; on the host before the next epoch asks
-            if scheduler is not None:
-                scheduler.step()
             _wait(device)
             train_seconds += time.perf_counter() - started
         started = time.perf_counter()
         record: Record = {"kind": "epoch", "epoch": epoch, **_evaluate(run, task, model, examples, least)}
+        if average is not None:
+            measures = _evaluate(run, task, average.model, examples, least)
+            record |= {f"ema_{name}": value for name, value in measures.items()}
         if epoch and handle is not None:
             diversity = handle.diversity()
             record["order"] = handle.metrics() | (diversity.as_numbers() if diversity is not None else {})
@@ -124,8 +134,8 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
 
 
 def refresh_of(run: Run) -> int:
-    """The sampler's `refresh`; the bounds of others than `herd` are taken in every epoch."""
-    return 1 if run.bounds and run.rule != "herd" else run.refresh or REFRESH
+    """The sampler's `refresh`; the bounds of rules that keep no table are taken in every epoch."""
+    return 1 if run.bounds and run.rule not in OURS else run.refresh or REFRESH
 
 
 def load(run: Run, folder: Folder) -> tuple[Examples, float | None]:
@@ -136,7 +146,7 @@ def load(run: Run, folder: Folder) -> tuple[Examples, float | None]:
     )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _load(
     name: str,
     path: str,
@@ -188,14 +198,32 @@ def batches(sampler: Sampler, tensors: tuple[Tensor, ...], step: int) -> Iterato
         first = list(islice(drawn, step))
 
 
+class Steps:
+    """The optimizer's steps, each at the rate that the schedule gives it."""
+
+    def __init__(self, run: Run, optimizer: torch.optim.Optimizer, per_epoch: int) -> None:
+        self._run, self._optimizer, self._per_epoch = run, optimizer, per_epoch
+        self._taken = 0
+
+    def step(self) -> None:
+        """One step, and the gradients are gone."""
+        lr = rate(self._run, self._taken, self._per_epoch)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._taken += 1
+
+
 def _epoch(
     run: Run,
     task: Task,
     model: nn.Module,
     batches: Iterable[tuple[Tensor, ...]],
-    optimizer: torch.optim.Optimizer,
+    steps: Steps,
+    average: Average | None,
 ) -> float:
-    """Train for an epoch; the mean loss of its batches."""
+    """Train for an epoch; the mean loss of its batches. Nothing in it waits for a GPU before the last step."""
     total: Tensor | float = 0.0
     count = 0
     for batch in batches:
@@ -203,8 +231,9 @@ def _epoch(
         loss.backward()
         if run.clip:
             nn.utils.clip_grad_norm_(model.parameters(), run.clip)
-        optimizer.step()
-        optimizer.zero_grad()
+        steps.step()
+        if average is not None:
+            average.update()
         total = total + loss.detach()
         count += 1
     return float(total) / count
@@ -220,12 +249,27 @@ def _evaluate(run: Run, task: Task, model: nn.Module, examples: Examples, least:
     return measures
 
 
-def _attach(run: Run, task: Task, model: nn.Module, sampler: Sampler) -> Handle | None:
+def _strata(run: Run, task: Task, examples: Examples) -> Strata | None:
+    """(N,) the classes that the sampler may know; None where the run keeps them from it."""
+    if run.strata == "none":
+        return None
+    labels = task.labels(examples)
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(f"{run.task} has no classes for strata: its examples' labels are not one integer each")
+    return labels.cpu().numpy().astype(np.int64)
+
+
+def _attach(
+    run: Run, task: Task, model: nn.Module, sampler: Sampler, optimizer: torch.optim.Optimizer
+) -> Handle | None:
     if not (sampler.session.rule.needs_vectors or run.bounds):
         return None  # nobody reads sketches: a baseline pays for none
-    ours = run.rule == "herd"
+    ours = run.rule in OURS
     exact = run.exact if run.exact is not None else task.published_exact and not ours
-    return attach(model, sampler, exact=exact, layers=_layers(run.layers, None if ours else "all"))
+    told: dict[str, Any] = {}
+    if ours and run.scaled and "optimizer" in inspect.signature(attach).parameters:
+        told["optimizer"] = optimizer
+    return attach(model, sampler, exact=exact, layers=_layers(run.layers, None if ours else "all"), **told)
 
 
 def _layers(layers: str | None, default: str | None) -> str | Callable[[str, nn.Module], bool] | None:
@@ -235,14 +279,16 @@ def _layers(layers: str | None, default: str | None) -> str | Callable[[str, nn.
     return lambda name, module: name.startswith(prefixes)
 
 
-def _optimizer(run: Run, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
-    optimizer: torch.optim.Optimizer
-    if run.optimizer == "sgd":
-        optimizer = torch.optim.SGD(model.parameters(), lr=run.lr, momentum=run.momentum, weight_decay=run.weight_decay)
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, run.decay_every, run.decay) if run.decay_every else None
-    return optimizer, scheduler
+def _optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
+    if run.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=run.lr,
+        momentum=run.momentum,
+        nesterov=run.nesterov,
+        weight_decay=run.weight_decay,
+    )
 
 
 def _compile_rule(run: Run, sampler: Sampler) -> None:

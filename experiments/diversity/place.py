@@ -16,7 +16,7 @@ from experiments.diversity.point import example_gradients, measure
 from experiments.diversity.variants import DROPOUT
 from experiments.setup import Run
 from experiments.tasks import Examples, Task
-from experiments.training import OneProcess
+from experiments.training import OneProcess, Strata
 from heeler.diversity import add_langevin_noise, quantize
 from heeler.herding.rules import Random
 from heeler.herding.validate import IntArray
@@ -34,12 +34,12 @@ class DiversityPlace(OneProcess):
         self._sampler: Sampler | None = None
         self._sigma: float | None = run.options.get("sigma")
 
-    def sampler(self, run: Run, examples: int) -> Sampler:
+    def sampler(self, run: Run, examples: int, strata: Strata | None = None) -> Sampler:
         if run.options.get("replacement"):
             draws = WithReplacement(examples, run.seed)
             self._sampler = Sampler(examples, batch_size=run.step, order=draws, seed=run.seed)
         else:
-            self._sampler = super().sampler(run, examples)
+            self._sampler = super().sampler(run, examples, strata)
         return self._sampler
 
     def wrap(self, model: nn.Module) -> nn.Module:

@@ -73,13 +73,13 @@ class Task:
 
     def test(self, model: nn.Module, examples: Examples) -> dict[str, float]:
         """Test loss and accuracy."""
-        correct = total = 0.0
+        sums = torch.zeros(2, dtype=torch.float64, device=examples.test[0].device)  # read once: a GPU is not waited for
         for *inputs, target in chunks(examples.test, self.chunk):
             logits = model(*inputs)
-            total += float(nn.functional.cross_entropy(logits, target, reduction="sum"))
-            correct += float((logits.argmax(-1) == target).sum())
-        count = len(examples.test[0])
-        return {"test_loss": total / count, "test_accuracy": correct / count}
+            sums[0] += nn.functional.cross_entropy(logits, target, reduction="sum")
+            sums[1] += (logits.argmax(-1) == target).sum()
+        loss, accuracy = (sums / len(examples.test[0])).tolist()
+        return {"test_loss": loss, "test_accuracy": accuracy}
 
     def mean_loss(self, model: nn.Module, tensors: tuple[Tensor, ...]) -> float:
         """The mean of `losses` over all rows, summed in double precision."""
@@ -115,4 +115,6 @@ def settings(task: Task, rule: str, seed: int = 0, **changes: Any) -> Run:
     """The task's published settings with `changes`."""
     options = {**task.defaults.get("options", {}), **changes.pop("options", {})}
     merged = {**task.defaults, **changes, "options": options}
+    if merged.get("schedule", "constant") != "constant" and "decay_every" not in changes:
+        merged["decay_every"] = 0  # the schedule is in place of the published one
     return Run.from_json({"task": task.name, "rule": rule, "seed": seed, **merged})

@@ -6,6 +6,7 @@ import hashlib
 import io
 import tarfile
 import zlib
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -34,9 +35,8 @@ Images = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 def read_images(folder: Folder) -> dict[str, Images]:
     """ "train" and "test": (N, 3, 32, 32) pixels and (N,) labels, in the official files' order."""
-    packed = folder.find(PACKED)
-    if packed is not None:
-        arrays = np.load(io.BytesIO(packed.read_bytes()))
+    if folder.find(PACKED):
+        arrays = np.load(io.BytesIO(folder.read(PACKED)))
         return {part: (undo_differences(arrays[f"{part}_x"]), arrays[f"{part}_y"]) for part in ("train", "test")}
     raw = {name: _read_batch(folder, name) for name in MD5}
     train = b"".join(raw[name] for name in MD5 if name.startswith("data"))
@@ -140,12 +140,16 @@ class CifarLeNet(Cifar):
 
 
 class CifarResNet(Cifar):
-    """Nine blocks of width 16, 32, 64. Group norm: a batch norm's statistics tie the examples of a batch together."""
+    """Nine blocks of width 16, 32, 64. Option `norm`: "group" (default) or "batch".
+
+    A batch norm's statistics tie the examples of a batch together, so that no example has a gradient of its own; a
+    sketch is then of what went through the example's own row.
+    """
 
     name = "cifar10-resnet"
     summary = "CIFAR-10, ResNet-20 with group norm"
     published_exact = False
-    chunk = 1024
+    chunk = 2500
     defaults = {  # noqa: RUF012
         "epochs": 30,
         "batch_size": 16,
@@ -161,21 +165,28 @@ class CifarResNet(Cifar):
 
     def model(self, examples: Examples, options: dict[str, Any]) -> nn.Module:
         widths = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
-        blocks = [Residual(a, b) for a, b in pairwise(widths)]
-        stem = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(8, 16), nn.ReLU()
+        norm = options.get("norm", "group")
+        if norm not in NORMS:
+            raise ValueError(f'the option norm must be "group" or "batch", not {norm!r}')
+        blocks = [Residual(a, b, NORMS[norm]) for a, b in pairwise(widths)]
+        stem = nn.Conv2d(3, 16, 3, padding=1, bias=False), NORMS[norm](16), nn.ReLU()
         head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(options.get("dropout", 0.0)), nn.Linear(64, 10)
         return nn.Sequential(*stem, *blocks, *head)
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"group": lambda width: nn.GroupNorm(8, width), "batch": nn.BatchNorm2d}
+"""Option `norm` → a layer for so many channels."""
 
 
 class Residual(nn.Module):
     """Two 3×3 convolutions with a shortcut; halves the image where it widens."""
 
-    def __init__(self, narrow: int, wide: int) -> None:
+    def __init__(self, narrow: int, wide: int, norm: Callable[[int], nn.Module] = NORMS["group"]) -> None:
         super().__init__()
         stride = 1 if narrow == wide else 2
         self.conv_1 = nn.Conv2d(narrow, wide, 3, stride, padding=1, bias=False)
         self.conv_2 = nn.Conv2d(wide, wide, 3, padding=1, bias=False)
-        self.norm_1, self.norm_2 = nn.GroupNorm(8, wide), nn.GroupNorm(8, wide)
+        self.norm_1, self.norm_2 = norm(wide), norm(wide)
         self.shortcut = nn.Identity() if stride == 1 else nn.Conv2d(narrow, wide, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

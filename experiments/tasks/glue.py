@@ -138,10 +138,11 @@ def embeddings(folder: Folder, task: str) -> dict[str, NDArray[Any]]:
         if path is not None:
             return dict(np.load(io.BytesIO(path.read_bytes())))
     tokenizer, model = load_encoder(folder)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     arrays: dict[str, NDArray[Any]] = {}
     for part in ("train", "dev"):
         sentences, label = read_sentences(folder, task, part)
-        flat = embed([text for row in sentences for text in row], tokenizer, model)
+        flat = embed([text for row in sentences for text in row], tokenizer, model, device)
         arrays[f"{part}_x"] = flat.reshape(len(sentences), -1, flat.shape[1])
         arrays[f"{part}_y"] = label.astype(np.uint8)
     packed = io.BytesIO()
@@ -210,7 +211,7 @@ class GlueFineTune(Task):
     task = "RTE"
     published_exact = False
     tf32 = True
-    chunk = 128
+    chunk = 512
     defaults = {  # noqa: RUF012
         "epochs": 5,
         "batch_size": 8,

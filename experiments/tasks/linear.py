@@ -36,13 +36,13 @@ class LinearTask(Task):
         return float(sum(parts)) / len(tensors[0])
 
     def test(self, model: nn.Module, examples: Examples) -> dict[str, float]:
-        correct = 0.0
+        correct = torch.zeros((), dtype=torch.int64, device=examples.test[0].device)
         for features, target in chunks(examples.test, self.chunk):
             logits = model(features)
             guess = logits.argmax(-1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
-            correct += float((guess == target).sum())
-        count = len(examples.test[0])
-        return {"test_loss": self.mean_loss(model, examples.test), "test_accuracy": correct / count}
+            correct += (guess == target).sum()
+        accuracy = int(correct) / len(examples.test[0])
+        return {"test_loss": self.mean_loss(model, examples.test), "test_accuracy": accuracy}
 
 
 def linear_losses(logits: Tensor, target: Tensor) -> Tensor:
