@@ -13,7 +13,7 @@ from experiments.tasks import get_task
 
 # Okabe and Ito's colours, told apart with any colour vision. Known rules keep theirs from chart to chart.
 COLOURS = {"random": "#7f7f7f", "id-grab": "#E69F00", "cd-grab": "#0072B2", "herd": "#D55E00"}
-COLOURS |= {"herd, all layers": "#7A3300", "stratified": "#009E73", "walks": "#CC79A7", "herd, strata": "#7A3300"}
+COLOURS |= {"herd, all layers": "#7A3300", "stratified": "#009E73", "sweeps": "#CC79A7", "herd, strata": "#7A3300"}
 OTHERS = ("#009E73", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 DASHES = ("-", "--", "-.", ":")
 NAMES = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from heeler.herding import rule_names
 
-OURS = ("herd", "walks")
+OURS = ("herd", "sweeps")
 """The rules that get the library's default layers and sketches; the published ones see what their papers say."""
 SCHEDULES = ("constant", "cosine", "linear")
 

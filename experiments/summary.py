@@ -120,7 +120,7 @@ def group(results: Sequence[Result]) -> dict[str, list[Line]]:
     return {task: [Line(name, runs) for name, runs in lines.items()] for task, lines in tasks.items()}
 
 
-RULES = ("random", "stratified", "id-grab", "cd-grab", "walks", "herd")
+RULES = ("random", "stratified", "id-grab", "cd-grab", "sweeps", "herd")
 """The order in which rules are compared everywhere."""
 
 

@@ -257,7 +257,7 @@ def test_a_plan_that_is_cut_short_has_whole_tables(tmp_path):
 def test_plans_that_come_with_the_package_can_be_read(path):
     entries = json.loads(path.read_text())
     named = {rule.partition("+")[0] for entry in entries for rule in entry.get("rules", [])}
-    missing = {"stratified", "walks"} & named - set(rule_names())
+    missing = {"stratified", "sweeps"} & named - set(rule_names())
     missing |= {"char-gpt", "char-gpt-96"} & {entry["task"] for entry in entries} - TASKS.keys()
     if missing:
         pytest.skip(f"{', '.join(sorted(missing))} are made elsewhere")

@@ -40,6 +40,8 @@ class Solution(NamedTuple):
     bound_random: float
     sweeps: int
     seconds: float
+    unbalanced: float = 1.0
+    """Of the squared sums of a random partition into steps, the share that is left; `solve` leaves steps to chance."""
 
 
 def solve(

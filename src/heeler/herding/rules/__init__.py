@@ -10,10 +10,12 @@ from heeler.herding.rules.online import Grab, Recursive
 from heeler.herding.rules.pairs import CdGrab, KernelHalving, Pair, Walk
 from heeler.herding.rules.protocol import OrderingRule
 from heeler.herding.rules.static import BlockReversal, FlipFlop, Incremental, Once, Random, Stratified
+from heeler.herding.rules.sweeps import Sweeps
 from heeler.herding.rules.tabled import Greedy
 
 RULES: dict[str, type[OrderingRule]] = {
     "herd": Herd,
+    "sweeps": Sweeps,
     "random": Random,
     "stratified": Stratified,
     "once": Once,
