@@ -141,6 +141,8 @@ class Sketcher:
         self._recorder.sketching = value
         if value:
             self._recorder.check_again()
+        else:  # one that is not through would miss the parts of forwards that nobody taps
+            self._recorder.checks.close()
 
     def rescale(self) -> bool:
         """Scale gradients, from now on, as the optimizer would step by them now. Sketches of before should be popped.
