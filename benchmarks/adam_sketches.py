@@ -6,7 +6,7 @@
 
 The character GPT of `experiments.tasks.chargpt`, AdamW, cosine to zero, the rule `herd` on all layers. A row's name is
 K ("exact" for full gradients), then "s" for sketches scaled as the optimizer steps (v̂^½) or "q" for v̂^¼, then "/r" for
-the default refresh where otherwise sketches are taken in every epoch. One JSON line per run: last training and test loss.
+the default refresh where otherwise sketches are taken in every epoch. One JSON line per run: the last losses.
 """
 
 from __future__ import annotations

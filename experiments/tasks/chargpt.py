@@ -81,7 +81,11 @@ class CharGPT(LanguageTask):
         )
 
     def model(self, examples: Examples, options: dict[str, Any]) -> nn.Module:
-        return TiedGPT(CHARACTERS + 1, self.length, self.width, self.layers, self.heads, options.get("dropout", 0.0))
+        dropout = options.get("dropout", 0.0)
+        model = TiedGPT(CHARACTERS + 1, self.length, self.width, self.layers, self.heads, dropout)
+        model.head = nn.Linear(self.width, CHARACTERS + 1, bias=False)  # not tied: so small a model learns faster
+        nn.init.normal_(model.head.weight, std=0.02)
+        return model
 
 
 class CharGPT96(CharGPT):
