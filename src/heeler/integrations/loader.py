@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import BatchSampler, RandomSampler
@@ -45,6 +45,19 @@ def put_into(loader: Any, view: type[Order] = Order, /, **sampler_options: Any) 
     sampler = Sampler(loader.dataset, batch_size=batches.batch_size, **sampler_options)
     batches.sampler = view(sampler)
     return sampler
+
+
+def attach_options(sketch: Mapping[str, Any] | None, scaler: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
+    """Options of `heeler.attach`: the user's before the framework's. `optimizer=True` stands for the framework's."""
+    options = {"scaler": scaler, **(sketch or {})}
+    if options.get("optimizer") is True:
+        if len(optimizers) != 1:
+            raise ValueError(
+                f'sketch={{"optimizer": True}} stands for the one optimizer of this run, but it has {len(optimizers)}: '
+                "pass the one that steps the model, or leave it away"
+            )
+        options["optimizer"] = optimizers[0]
+    return options
 
 
 def batches_of(loader: Any) -> BatchSampler:

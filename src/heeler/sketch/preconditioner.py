@@ -49,8 +49,10 @@ class Wanted(NamedTuple):
     matrix: tuple[int, int] | None
 
 
-def refuse_if_unfit(optimizer: Any) -> None:
-    """Raise for what is no optimizer, or one whose state is not the same on all ranks."""
+def fitting(optimizer: Any) -> Any:
+    """The optimizer itself, below a framework's wrappers; raises if its state is not the same on all ranks."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
     if not (hasattr(optimizer, "state") and hasattr(optimizer, "param_groups")):
         raise TypeError(f"optimizer must be a torch optimizer, not a {type(optimizer).__name__}")
     if any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(optimizer).__mro__):
@@ -58,6 +60,7 @@ def refuse_if_unfit(optimizer: Any) -> None:
             "a ZeroRedundancyOptimizer has on each rank the state of some parameters only, so the ranks' sketches "
             "could not be compared: leave optimizer= away (sketches are then of plain gradients)"
         )
+    return optimizer
 
 
 def has_moments(optimizer: Any) -> bool:

@@ -64,8 +64,7 @@ class Sketcher:
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
-        if optimizer is not None:
-            preconditioner.refuse_if_unfit(optimizer)
+        self._optimizer = None if optimizer is None else preconditioner.fitting(optimizer)
         compiled.refuse_if_called(model)
         root = getattr(model, "_orig_mod", model)
         found = survey(root)
@@ -93,7 +92,6 @@ class Sketcher:
 
         self._survey = found
         self._root = root
-        self._optimizer = optimizer
         self._warned_of_optimizer = False
         self.scale: Scale = {}
         """What gradients are multiplied by, parameter by parameter, before they are sketched; {}: they are not."""
