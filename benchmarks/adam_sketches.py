@@ -2,6 +2,7 @@
 
     python -m benchmarks.adam_sketches --data DIR                        # everything, two seeds: an hour on one core
     python -m benchmarks.adam_sketches --data DIR --only random,256,256s # some
+    python -m benchmarks.adam_sketches --data DIR --only default         # attach(model, sampler), nothing else said
     python -m benchmarks.adam_sketches --data DIR --cost                 # what a sketched step costs, by K
 
 The character GPT of `experiments.tasks.chargpt`, AdamW, cosine to zero, the rule `herd` on all layers. A row's name is
@@ -29,32 +30,33 @@ from heeler.ordering.refresh import REFRESH
 from heeler.sketch import Sketcher, preconditioner
 
 LENGTHS = ("256", "1024", "4096", "exact")
-ROWS = ("random", *(f"{k}{scale}{r}" for k in LENGTHS for scale in ("", "s", "q") for r in ("", "/r")))
+ROWS = ("random", "default", *(f"{k}{scale}{r}" for k in LENGTHS for scale in ("", "s", "q") for r in ("", "/r")))
 
 
 def train(row: str, seed: int, task: Task, examples: Examples, rate: float, epochs: int) -> dict[str, Any]:
     """One run: the last losses, and how long the loop took."""
     name, _, sparse = row.partition("/")
-    length = name.rstrip("sq")
+    length = name if name in ("random", "default") else name.rstrip("sq")
     batch = task.defaults["batch_size"]
     torch.manual_seed(seed)
     model = task.model(examples, {})
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=task.defaults["weight_decay"])
     steps = epochs * (len(examples) // batch)
     cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 + 0.5 * math.cos(math.pi * t / steps))
-    random = length == "random"
+    random, default = length == "random", length == "default"
     sampler = heeler.Sampler(
         list(range(len(examples))),
         batch_size=batch,
         order="random" if random else "herd",
-        refresh=REFRESH if sparse else 1,
-        dim=None if random or length == "exact" else int(length),
+        refresh=REFRESH if sparse or default else 1,
+        dim=int(length) if length.isdigit() else None,
         seed=seed,
     )
     preconditioner.POWER = 0.25 if name.endswith("q") else 0.5
     if not random:
-        scaled = optimizer if name[-1] in "sq" else None
-        heeler.attach(model, sampler, layers="all", exact=length == "exact", optimizer=scaled)
+        scaled = optimizer if name != length else None
+        layers = None if default else "all"
+        heeler.attach(model, sampler, layers=layers, exact=length == "exact", optimizer=scaled)
     started = time.perf_counter()
     for _ in range(epochs):
         for drawn in batches(sampler, examples.train, batch):

@@ -83,8 +83,10 @@ class CharGPT(LanguageTask):
     def model(self, examples: Examples, options: dict[str, Any]) -> nn.Module:
         dropout = options.get("dropout", 0.0)
         model = TiedGPT(CHARACTERS + 1, self.length, self.width, self.layers, self.heads, dropout)
-        model.head = nn.Linear(self.width, CHARACTERS + 1, bias=False)  # not tied: so small a model learns faster
-        nn.init.normal_(model.head.weight, std=0.02)
+        model.head = nn.Linear(self.width, CHARACTERS + 1, bias=False)  # not tied
+        for module in model.modules():  # so narrow a model learns faster from PyTorch's own first weights
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
         return model
 
 
