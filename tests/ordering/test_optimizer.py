@@ -204,5 +204,15 @@ def test_the_optimizer_of_another_model_is_said() -> None:
         next(iter(sampler))
 
 
+def test_a_state_that_is_cut_up_over_ranks_is_said_and_left() -> None:
+    run = Run()
+    run.train(1)
+    weight = next(run.model.parameters())
+    run.optimizer.state[weight]["exp_avg_sq"] = torch.ones(3)
+    with pytest.warns(heeler.HeelerWarning, match="cut up over the ranks"):
+        next(iter(run.sampler))
+    assert run.handle.state_dict()["scale"] == {}
+
+
 def _equal(a: Any, b: Any) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n][s], b[n][s]) for n in a for s in a[n])
