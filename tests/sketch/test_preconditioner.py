@@ -267,3 +267,20 @@ def sketch_by_hand(plain: Sketcher, scale: Scale, gradients: dict[str, Tensor]) 
                 gradient = factors["entries"] * gradient
             total += layer.sketch_gradient(local, gradient)
     return total
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_pass_that_saw_two_scales_is_not_filed_and_proves_nothing(exact: bool) -> None:
+    model, losses, x = problem("linear")
+    optimizer = stepped(model, lambda: losses(x))
+    sketcher = Sketcher(model, dim=16, layers="all", exact=exact, optimizer=optimizer)
+    for _ in range(3):  # the first backwards are looked at
+        late = losses(x).mean()
+        assert sketcher._recorder.checks.check is not None
+        optimizer.state[next(model.parameters())]["exp_avg_sq"].mul_(torch.rand(9, 6))
+        sketcher.rescale()
+        late.backward()
+        assert sketcher.pop().isnan().all()
+    assert not sketcher.left_out
+    losses(x).mean().backward()
+    assert sketcher.pop().isfinite().all()

@@ -186,7 +186,8 @@ class Recorder:
     def begin(self, owner: Pass, task: int, device: torch.device, into_grad: bool) -> bool:
         """A pass gets its first gradient in a backward: whether it counts. into_grad: it is added to `.grad`."""
         owner.task, owner.counts = task, not owner.popped and into_grad
-        if owner.popped and into_grad and self.checks.check is not None:
+        rescaled = owner.scaling != self.scaling
+        if (owner.popped or rescaled) and into_grad and self.checks.check is not None:
             self.checks.check.taint()
         if owner.counts and self.checks.check is None:
             sums = Sums(owner.examples.batch, self.dim, owner.factor, device)
@@ -275,6 +276,8 @@ class Recorder:
                     slot.taken = False
                     slot.owner = self._new_pass(slot.batch, [])
                     slot.owner.spoiled = slot.stale
+                    if slot.stale and self.checks.check is not None:
+                        self.checks.check.taint()
                     slot.stale = False
                     stamped = bool(self.stamps)
                     slot.owner.stamp = self.stamps.pop(0) if stamped else self.listener.forward_begins(slot.batch, None)
