@@ -1,6 +1,7 @@
 """The papers' tasks, by name: one small file each."""
 
 from experiments.tasks.base import Examples, Task, settings
+from experiments.tasks.chargpt import CharGPT, CharGPT96
 from experiments.tasks.cifar import CifarLeNet, CifarResNet
 from experiments.tasks.digits import Digits, DigitsMLP
 from experiments.tasks.glue import (
@@ -18,7 +19,7 @@ from experiments.tasks.wikitext import WikiTextGPT, WikiTextLargeGPT, WikiTextLS
 
 _ALL: tuple[type[Task], ...] = (
     *(Digits, DigitsMLP, Hmda, Glue, GlueCoLA, GlueRTE, GlueMRPC, GlueFineTune, GlueFineTuneCoLA, GlueFineTuneSST),
-    *(M4, WikiTextLSTM, WikiTextGPT, WikiTextLargeGPT, CifarLeNet, CifarResNet),
+    *(M4, WikiTextLSTM, WikiTextGPT, WikiTextLargeGPT, CharGPT, CharGPT96, CifarLeNet, CifarResNet),
 )
 TASKS: dict[str, Task] = {task.name: task() for task in _ALL}
 """Name → task. Tasks of your own may be added."""

@@ -11,7 +11,7 @@ import torch
 from experiments.folder import Folder, MissingData
 from experiments.pack import pack_cifar, pack_m4, pack_wikitext
 from experiments.records import from_records
-from experiments.tasks import TASKS, cifar, digits, get_task, glue, hmda, m4, settings, wikitext
+from experiments.tasks import TASKS, chargpt, cifar, digits, get_task, glue, hmda, m4, settings, wikitext
 from experiments.training import load, train
 
 SMALL = {
@@ -22,6 +22,7 @@ SMALL = {
     "m4": {"epochs": 2, "batch_size": 4, "workers": 2},
     "wikitext2": {"epochs": 1, "batch_size": 4, "options": {"width": 4}},
     "gpt": {"epochs": 1, "batch_size": 2, "workers": 2, "options": {"width": 8}},
+    "char-gpt": {"epochs": 1, "options": {"limit": 64}},
     "cifar10": {"epochs": 1, "workers": 4, "options": {"augment": True}},
     "cifar10-resnet": {"epochs": 1, "batch_size": 4, "workers": 2, "lr": 1e-3},
 }
@@ -120,6 +121,21 @@ def test_windows_are_followed_by_their_next_words(tiny):
     x, y = wikitext.windows(tokens["train"], 35)
     assert torch.equal(x.flatten()[1:], y.flatten()[:-1])
     assert len(tokens["train"]) == 260 * 10
+
+
+def test_characters_and_what_follows_them(tiny):
+    train, test = chargpt.read_characters(tiny)
+    text = tiny.read("wikitext-2/train.txt").decode()
+    assert len(train) == len(text)
+    pairs = set(zip(text, train.tolist(), strict=True))
+    assert len(pairs) == len(set(text))  # a character has one number
+    assert np.bincount(train).argmax() == 0  # the most frequent one's
+    assert test.max() <= chargpt.CHARACTERS
+    inputs, following = chargpt.drawn_windows(np.arange(101), 10, 10, seed=0)
+    assert torch.equal(following, inputs + 1)
+    assert sorted(inputs.flatten().tolist()) == list(range(100))
+    with pytest.raises(ValueError, match="10 windows of 10, fewer than 11"):
+        chargpt.drawn_windows(np.arange(101), 11, 10, seed=0)
 
 
 def test_series_windows_and_smape(tiny):

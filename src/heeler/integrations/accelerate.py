@@ -10,7 +10,7 @@ from typing import Any
 from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
 from torch import nn
 
-from heeler.integrations.loader import Order, batches_of, go_on_from, put_into
+from heeler.integrations.loader import Order, attach_options, batches_of, go_on_from, put_into
 from heeler.ordering import Handle, Sampler, attach
 
 
@@ -27,11 +27,11 @@ def prepare(
 
     Args:
         loader: made with `shuffle=True`; changed in place.
-        sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
+        sketch: options of `heeler.attach`, such as `{"layers": "all"}`; `"optimizer": True` is the prepared one.
         sampler_options: options of `heeler.Sampler`, such as `order`, `seed` or `process_group`.
     """
     sampler = put_into_prepared(loader, **sampler_options)
-    handle = attach(model, sampler, **{"scaler": accelerator.scaler, **(sketch or {})})
+    handle = attach(model, sampler, **attach_options(sketch, accelerator.scaler, accelerator._optimizers))
     accelerator.register_for_checkpointing(_Checkpointed(handle, batches_of(loader).drop_last))
     return handle
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils.data import DataLoader
 
-from heeler.integrations.loader import Order, batches_of, go_on_from, put_into
+from heeler.integrations.loader import Order, attach_options, batches_of, go_on_from, put_into
 from heeler.ordering import Handle, Sampler, attach
 
 
@@ -27,7 +27,7 @@ class HeelerCallback(Callback):
     numbers go to the trainer's loggers once an epoch. `handle` is the newest fit's.
 
     Args:
-        sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
+        sketch: options of `heeler.attach`, such as `{"layers": "all"}`; `"optimizer": True` is the trainer's.
         sampler_options: options of `heeler.Sampler`, such as `order` or `seed`.
     """
 
@@ -43,7 +43,7 @@ class HeelerCallback(Callback):
         self.sampler = put_into(loader, **self.sampler_options)
         step = _Step(pl_module)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.handle = attach(step, self.sampler, **{"scaler": scaler, **self.sketch})
+        self.handle = attach(step, self.sampler, **attach_options(self.sketch, scaler, trainer.optimizers))
         self._compiled_step = vars(pl_module).get("training_step")
         as_function = wraps(step.step)(lambda *args, **kwargs: step(*args, **kwargs))
         pl_module.training_step = as_function  # type: ignore[method-assign]
@@ -115,11 +115,12 @@ def setup(
     The handle goes into the state that `fabric.save` and `fabric.load` take; call `handle.consolidate()` before saving.
     `fabric.log_dict(handle.metrics())` logs.
 
-    loader: made with `shuffle=True`; changed in place. sketch, sampler_options: as for `HeelerCallback`.
+    loader: made with `shuffle=True`; changed in place. sketch, sampler_options: as for `HeelerCallback`, but an
+    optimizer itself, not True.
     """
     sampler = put_into(loader, **sampler_options)
     scaler = getattr(fabric._precision, "scaler", None)
-    return attach(model.module, sampler, **{"scaler": scaler, **(sketch or {})})
+    return attach(model.module, sampler, **attach_options(sketch, scaler, ()))
 
 
 def _only_loader(trainer: Trainer) -> Any:

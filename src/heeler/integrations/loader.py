@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import BatchSampler, RandomSampler
@@ -75,6 +75,19 @@ def found_strata(dataset: Any, sampler_options: dict[str, Any]) -> dict[str, Any
         where,
     )
     return {"strata": labels}
+
+
+def attach_options(sketch: Mapping[str, Any] | None, scaler: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
+    """Options of `heeler.attach`: the user's before the framework's. `optimizer=True` stands for the framework's."""
+    options = {"scaler": scaler, **(sketch or {})}
+    if options.get("optimizer") is True:
+        if len(optimizers) != 1:
+            raise ValueError(
+                f'sketch={{"optimizer": True}} stands for the one optimizer of this run, but it has {len(optimizers)}: '
+                "pass the one that steps the model, or leave it away"
+            )
+        options["optimizer"] = optimizers[0]
+    return options
 
 
 def batches_of(loader: Any) -> BatchSampler:

@@ -12,7 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from heeler.forecast.checks import of_trainer
 from heeler.integrations.accelerate import put_into_prepared
-from heeler.integrations.loader import go_on_from
+from heeler.integrations.loader import attach_options, go_on_from
 from heeler.notices import warn
 from heeler.ordering import Handle, attach, save
 from heeler.ordering.checkpoint import read
@@ -31,7 +31,7 @@ def use(trainer: Trainer, *, sketch: Mapping[str, Any] | None = None, **sampler_
     Checkpoints hold Heeler's state, `resume_from_checkpoint` goes on from it, and its numbers are logged once an epoch.
 
     Args:
-        sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
+        sketch: options of `heeler.attach`, such as `{"layers": "all"}`; `"optimizer": True` is the trainer's.
         sampler_options: options of `heeler.Sampler`, such as `order`; the seed is the trainer's `data_seed` or `seed`.
     """
     for finding in of_trainer(trainer.args):
@@ -68,7 +68,8 @@ class HeelerCallback(TrainerCallback):
         seed = args.seed if args.data_seed is None else args.data_seed
         sampler = put_into_prepared(kwargs["train_dataloader"], **{"seed": seed, **self.sampler_options})
         scaler = self.trainer.accelerator.scaler
-        self.handle = attach(self.trainer.model_wrapped, sampler, **{"scaler": scaler, **self.sketch})
+        optimizers = [kwargs["optimizer"]] if kwargs.get("optimizer") is not None else []
+        self.handle = attach(self.trainer.model_wrapped, sampler, **attach_options(self.sketch, scaler, optimizers))
         if self.resumed_from is None:
             return
         saved = Path(self.resumed_from) / STATE

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
@@ -37,6 +38,7 @@ def attach(
     scaler: Any = None,
     reduction: Literal["mean", "sum"] = "mean",
     ids: Ids | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Handle:
     """From now on backward passes of `model` tell `sampler` about the examples' gradients.
 
@@ -55,6 +57,9 @@ def attach(
         reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
         ids: tells the numbers of a batch's examples, in the order of its rows, from the batch as the loader hands it
             out: `lambda batch: batch["index"]`. Needed only where the collate function sorts or drops examples.
+        optimizer: the optimizer that steps the model. If it divides by a second moment, as Adam does, sketches are of
+            gradients divided likewise, from the second sketched epoch on: what its steps are made of. Others, such as
+            SGD, change nothing.
     """
     session = sampler.session
     session.check_attachable()
@@ -72,6 +77,7 @@ def attach(
         batch_dim=batch_dim,
         scaler=scaler,
         reduction=reduction,
+        optimizer=optimizer,
     )
     try:
         session.connect(sketcher, ids)
@@ -172,7 +178,7 @@ class Handle:
         with `weights_only=True`), or written by `heeler.save`.
         """
         state = {"session": self.session.state_dict(), "sketch": self._fingerprint()}
-        return dict(to_torch({**state, "left_out": self.sketcher.left_out}))
+        return dict(to_torch({**state, "left_out": self.sketcher.left_out, "scale": _copied(self.sketcher.scale)}))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken; raises, and changes nothing, if the state does not fit."""
@@ -188,6 +194,7 @@ class Handle:
                         "sketches of different projections cannot be compared. Attach with the options the state was "
                         "saved with."
                     )
+            scale = self.sketcher.checked_scale(tree.get("scale", {}))  # states of 0.2.0 have none
             left_out = {str(name): str(why) for name, why in tree["left_out"].items()}
             self.session.load_state_dict(tree["session"])
         except StateError:
@@ -195,6 +202,7 @@ class Handle:
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StateError(f"the state is damaged ({type(error).__name__}: {error})") from error
         self.sketcher.leave_out(left_out)
+        self.sketcher.use_scale(scale)
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers for any logger; the herding bounds are there from the second epoch on."""
@@ -206,10 +214,11 @@ class Handle:
         Every example's gradient is that of the weights it was last trained on, up to `Sampler(refresh=...)` epochs
         ago, so the bound is an upper end: `heeler.diversity.measure` tells it at the present weights. Reads the whole
         table, so ask once per epoch rather than once per step. None where the rule keeps no table, where few examples
-        have a sketch yet, and on workers other than rank 0, where all sketches meet.
+        have a sketch yet, where sketches are of scaled gradients (`attach(optimizer=...)`), for diversity is of the
+        gradients themselves, and on workers other than rank 0, where all sketches meet.
         """
         table = self.table
-        if table is None or not self.session.planner.sees_all:
+        if table is None or not self.session.planner.sees_all or self.sketcher.scale:
             return None
         with self.session.planner.reading():
             if table.seen.mean() < ENOUGH:
@@ -224,6 +233,11 @@ class Handle:
             return "the batch size that would still train well is not known: this order keeps no sketches of examples"
         if not self.session.planner.sees_all:
             return "the batch size that would still train well is not known here: ask rank 0, where all sketches meet"
+        if self.sketcher.scale:
+            return (
+                "the batch size that would still train well is not known: sketches are of gradients as the optimizer "
+                "steps by them; heeler.diversity.measure tells it from the gradients themselves"
+            )
         found = self.diversity()
         if found is None:
             return "the batch size that would still train well is not known: too few examples have been seen yet"
@@ -236,3 +250,7 @@ class Handle:
             "parameters": ",".join(self.sketcher.chosen),
             "projections": "none" if self.sketcher.exact else f"version {projection.VERSION}",
         }
+
+
+def _copied(scale: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    return {name: {side: each.clone() for side, each in found.items()} for name, found in scale.items()}

@@ -42,6 +42,9 @@ class SketchSource(Protocol):
     def weights_version(self) -> int:
         """Changes with every step of an optimizer."""
 
+    def rescale(self) -> bool:
+        """Sketch gradients as the optimizer steps now; True if sketches of before cannot be compared with those."""
+
     def pop_passes(self) -> list[tuple[Any, Tensor]]:
         """All passes finished since the last pop, in forward order: the stamp, and the sketches (B_i, K)."""
 
@@ -243,6 +246,9 @@ class Session:
         self.cursors = self._cursors(start)
         self.filing.begin_epoch()
         if self._source is not None:
+            # One scale for all sketches of an epoch: one that goes on in the middle has the state's.
+            if start == 0 and self.takes_sketches and self._source.rescale():
+                self.planner.forget(np.arange(self.setup.examples, dtype=np.int64))
             self._source.sketching = self.takes_sketches
             self._version = self._source.weights_version
 

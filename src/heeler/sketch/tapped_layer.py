@@ -14,6 +14,7 @@ from heeler.sketch.layer_rules import LayerRule, LeftOut, find_rule
 from heeler.sketch.layer_rules.embedding import EmbeddingRule
 from heeler.sketch.layer_rules.norm import LastDimensions
 from heeler.sketch.matrices import AnyMatrix, AnyVector, ExactMatrix, ExactVector, Matrix, MatrixSpec, Vector
+from heeler.sketch.preconditioner import Factors
 
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
@@ -89,6 +90,14 @@ class TappedLayer:
             if matrix.spec.bias == local:
                 return matrix.of_bias(gradient)
         raise KeyError(local)
+
+    def rescale(self, factors: dict[str, Factors]) -> None:
+        """Scale the parameters' gradients by these multipliers, by local name, from now on: not in the exact mode."""
+        for matrix in self.matrices:
+            bias = None if matrix.spec.bias is None else factors.get(matrix.spec.bias)
+            matrix.rescale(factors.get(matrix.spec.weight), bias)  # type: ignore[union-attr]
+        for local, vector in self.vectors.items():
+            vector.rescale(factors.get(local))  # type: ignore[union-attr]
 
     def move(self, device: torch.device) -> None:
         for part in (*self.matrices, *self.vectors.values()):

@@ -105,7 +105,10 @@ class Leader(SharedPlanner):
             self._feed_all(collected, bad)
 
     def _feed_all(self, collected: list[tuple[Rows, IntArray]], bad: list[NDArray[np.bool_]]) -> None:
-        for rank, (((indices, vectors), forgotten), rejected) in enumerate(zip(collected, bad, strict=True)):
+        for _, forgotten in collected:  # before any rank's sketches, all of which are newer
+            if forgotten.size:
+                self.rule.forget(forgotten)
+        for rank, (((indices, vectors), _), rejected) in enumerate(zip(collected, bad, strict=True)):
             if rejected.any():
                 warn(
                     "rank %d sent %d sketches (of %d) that are not finite or far larger than other ranks': "
@@ -118,8 +121,6 @@ class Leader(SharedPlanner):
                     indices, vectors = indices[~rejected], vectors[~rejected]
                 else:  # a pair's place must not be lost: as in the rules, they count as zero
                     vectors = np.where(rejected[:, None], np.float32(0), vectors)
-            if forgotten.size:
-                self.rule.forget(forgotten)
             self._feed(indices, vectors)
 
     def _feed(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
