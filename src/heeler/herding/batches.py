@@ -72,7 +72,7 @@ def solve_batches(
     batch_size = check.check_positive(batch_size, "batch_size")
     shards = check.as_offsets(shard_sizes, len(floats))
     rng = np.random.default_rng(seed)
-    start = _start(shards, batch_size, strata, portions, rng)
+    start = first_order(shards, batch_size, strata, portions, rng)
     steps = _Steps(floats, start, shards, batch_size, strata, seen)
     before = steps.total
     bound_random = steps.bound(np.arange(steps.count))
@@ -84,7 +84,7 @@ def solve_batches(
     return Solution(steps.expand(order), bound_random, bound, bound_random, done, seconds, left)
 
 
-def _start(
+def first_order(
     shards: IntArray, batch_size: int, strata: IntArray | None, portions: int, rng: np.random.Generator
 ) -> IntArray:
     """(N,) a random order of each worker's own examples, stratified where strata are given."""
