@@ -8,10 +8,13 @@ answered; `simulate`: how many workers these wait for; `coded`: a runner with su
 """
 
 from heeler.stragglers.assign import assign_bcc, assign_fractional, code_of, cyclic_code, decode
+from heeler.stragglers.report import Report, Watch, watch
 from heeler.stragglers.simulate import Simulation, coupons, delays, recovery_threshold, simulate
 
 __all__ = [
+    "Report",
     "Simulation",
+    "Watch",
     "assign_bcc",
     "assign_fractional",
     "code_of",
@@ -21,4 +24,5 @@ __all__ = [
     "delays",
     "recovery_threshold",
     "simulate",
+    "watch",
 ]
