@@ -8,11 +8,14 @@ answered; `simulate`: how many workers these wait for; `coded`: a runner with su
 """
 
 from heeler.stragglers.assign import assign_bcc, assign_fractional, code_of, cyclic_code, decode
+from heeler.stragglers.coded import CodedRunner, Gathered
 from heeler.stragglers.limit import StepLimit
 from heeler.stragglers.report import Report, Watch, watch
 from heeler.stragglers.simulate import Simulation, coupons, delays, recovery_threshold, simulate
 
 __all__ = [
+    "CodedRunner",
+    "Gathered",
     "Report",
     "Simulation",
     "StepLimit",

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from heeler.notices import warn
 from heeler.ordering import Handle
 from heeler.stragglers.split import part_of, rows_of
+from heeler.stragglers.wrapped import refuse_wrapped
 
 EMPTY = 10
 """Steps in a row without a single example after which a rank says so."""
@@ -45,7 +46,7 @@ class StepLimit:
     def __init__(self, model: nn.Module, seconds: float, *, handle: Handle | None = None, group: Any = None) -> None:
         if not seconds > 0:
             raise ValueError(f"the limit must be a positive number of seconds, not {seconds}")
-        _refuse_wrapped(model)
+        refuse_wrapped(model)
         if handle is not None and handle.sketcher.reduction != "sum":
             raise ValueError(
                 "the loss of a micro-batch is a sum over its examples here: use heeler.attach(model, sampler, "
@@ -193,14 +194,3 @@ class _Pace:
             self._before.record(torch.cuda.current_stream(self._device))
             if before is not None:
                 before.synchronize()
-
-
-def _refuse_wrapped(model: nn.Module) -> None:
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-    from torch.nn.parallel import DistributedDataParallel
-
-    wrappers = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
-    if any(isinstance(module, wrappers) for module in model.modules()):
-        raise TypeError(
-            "the model is wrapped in DDP or FSDP, which reduce gradients on their own: pass the model itself"
-        )
