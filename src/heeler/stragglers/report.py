@@ -121,7 +121,8 @@ class Report:
         bars.set_xlabel("ms per step: to the first gradient, and waiting (grey)")
         for i, rank in enumerate(self.ranks):
             lines.plot(1e3 * self.seconds[i], color=colours[i], linewidth=2 if rank in named else 0.8)
-        lines.set(xlabel="step", ylabel="ms to the first gradient", ylim=(0, None))
+        usual = 1e3 * float(np.quantile(self.seconds.max(axis=0), 0.95))  # a long pause of all would flatten the rest
+        lines.set(xlabel="step", ylabel="ms to the first gradient", ylim=(0, 1.3 * usual))
         figure.suptitle(str(self).splitlines()[-1 if len(named) < 2 else -len(named)], fontsize=11)
         figure.savefig(path)
 
