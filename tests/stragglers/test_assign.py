@@ -18,7 +18,7 @@ def spans_by_rank(code: np.ndarray, arrived: list[int]) -> bool:
 
 
 @given(workers=st.integers(1, 40), share=st.floats(0.05, 0.35), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_bcc_covers_every_batch_whatever_the_draw(workers: int, share: float, seed: int) -> None:
     batches = max(1, int(workers * share))
     assignment = assign_bcc(workers, batches, seed)
@@ -50,7 +50,7 @@ def test_bcc_that_cannot_cover_says_what_to_do() -> None:
 
 
 @given(groups=st.integers(1, 8), stragglers=st.integers(0, 5), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_fractional_repetition_survives_any_stragglers(groups: int, stragglers: int, data: st.DataObject) -> None:
     workers = groups * (stragglers + 1)
     code = code_of(assign_fractional(workers, stragglers))
@@ -70,7 +70,7 @@ def test_fractional_repetition_needs_even_groups() -> None:
 
 
 @given(workers=st.integers(1, 24), data=st.data(), seed=st.integers(0, 1000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_cyclic_codes_are_decoded_exactly_from_any_n_minus_s(workers: int, data: st.DataObject, seed: int) -> None:
     stragglers = data.draw(st.integers(0, workers - 1))
     code = cyclic_code(workers, stragglers, seed)
@@ -107,7 +107,7 @@ def test_a_hundred_sets_of_fifty_workers() -> None:
 
 
 @given(data=st.data(), workers=st.integers(1, 7), batches=st.integers(1, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_decode_of_any_code_agrees_with_its_twin(data: st.DataObject, workers: int, batches: int) -> None:
     numbers = st.integers(-2, 2)
     code = np.array(data.draw(st.lists(st.lists(numbers, min_size=batches, max_size=batches), min_size=workers,

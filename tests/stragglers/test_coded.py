@@ -96,7 +96,7 @@ def check(name: str, result: dict[str, Any], steps: int) -> None:
             assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("name", ["uncoded", "bcc", "fractional", "cyclic", "cyclic, 2"])
+@pytest.mark.parametrize("name", ["uncoded", "bcc", "cyclic"])
 def test_every_code_is_exact(name: str) -> None:
     results = run_ranks(5, run, name, 12, {}, {}, 30.0)
     check(name, results[0], 12)
@@ -111,7 +111,7 @@ def test_every_code_is_exact(name: str) -> None:
     ("name", "sleepers"), [("fractional", [2]), ("cyclic, 2", [1, 3]), ("six, fractional", [1, 2, 4])]
 )
 def test_sleepers_are_not_waited_for_and_their_late_messages_are_thrown_away(name: str, sleepers: list[int]) -> None:
-    steps, nap = 40, 0.3
+    steps, nap = 30, 0.3
     batches_each = int((CODES[name][0] != 0).sum())
     results = run_ranks(len(CODES[name]) + 1, run, name, steps, dict.fromkeys(sleepers, nap / batches_each), {}, 30.0)
     check(name, results[0], steps)
@@ -136,16 +136,16 @@ def test_sleepers_drawn_at_random(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_dead_worker_is_as_good_as_a_late_one(how: str) -> None:
-    results = run_ranks(5, run, "fractional", 20, {}, {3: (how, 5)}, 2.0, lost=(3,))
+    results = run_ranks(5, run, "fractional", 20, {}, {3: (how, 5)}, 1.5, lost=(3,))
     check("fractional", results[0], 20)
     assert results[0]["seconds"] < 2.0 + 3.0
-    said = ["ranks 3 did not answer within 2 s and may still be at work"]
+    said = ["ranks 3 did not answer within 1.5 s and may still be at work"]
     assert results[0]["said"] == (said if how == "frozen" else [])  # a closed connection tells at once
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_dead_worker_that_is_needed_is_named_within_the_timeout(how: str) -> None:
-    results = run_ranks(5, run, "uncoded", 20, {}, {3: (how, 5)}, 2.0, lost=(1, 2, 3, 4))
+    results = run_ranks(5, run, "uncoded", 20, {}, {3: (how, 5)}, 1.5, lost=(1, 2, 3, 4))
     assert len(results[0]["states"]) == 5
     assert "nothing came from ranks 3 " in results[0]["error"]
     assert ("ranks 3 are gone" in results[0]["error"]) == (how == "killed")

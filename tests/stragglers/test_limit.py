@@ -1,5 +1,6 @@
 """With a time limit a step is the mean over what was reached, takes no longer than it should, and files rightly."""
 
+import datetime
 import os
 import signal
 import time
@@ -49,7 +50,7 @@ def test_the_gradient_is_the_mean_over_what_was_reached(monkeypatch: pytest.Monk
     for x, y in limit.parts(dataset.tensors, 3):
         half_squares(model, x, y).backward()
         taken.append(len(x))
-        clock.now += 0.6
+        clock.now += 0.5
     assert taken == [3, 3]
     assert limit.reduce() == 6
     found = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).numpy()
@@ -59,6 +60,17 @@ def test_the_gradient_is_the_mean_over_what_was_reached(monkeypatch: pytest.Monk
     model.zero_grad()
     clock.now += 0.5  # the limit began anew with reduce()
     assert [len(x) for x, _ in limit.parts(dataset.tensors, 5)] == [5, 5, 2]
+
+
+@pytest.mark.parametrize(("each", "taken"), [(0.3, 3), (0.4, 2), (0.6, 1), (1.5, 1), (0.25, 4)])
+def test_a_micro_batch_is_begun_only_if_it_would_end_in_time(
+    each: float, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    limit = StepLimit(nn.Linear(1, 1), 1.0)
+    for _ in limit.parts(torch.ones(10, 1), 1):
+        clock.now += each
+    assert (limit.reduce(), limit.missed) == (taken, 10 - taken)
 
 
 def test_a_step_without_an_example_changes_nothing_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +175,7 @@ def test_examples_not_reached_keep_their_sketch_and_the_others_get_theirs(
                 half_squares(model, x * 2 if hidden else x, y).backward()
                 last[sampler.indices[done : done + len(x)]] = epoch
                 done += len(x)
-                clock.now += 0.6 if short else 0.1  # a short step reaches 8 of 10
+                clock.now += 0.5 if short else 0.1  # a short step reaches 8 of 10
             limit.reduce()
             model.zero_grad()
         with torch.no_grad():
@@ -185,17 +197,17 @@ def test_examples_not_reached_keep_their_sketch_and_the_others_get_theirs(
 
 def in_ranks(rank: int, slow: dict[int, float], steps: int, seconds: float, with_heeler: bool) -> dict[str, Any]:
     torch.manual_seed(rank)  # weights that differ are made equal
-    x = torch.randn(256, 6)
+    x = torch.randn(288, 6)
     dataset = TensorDataset(x, x.sum(1, keepdim=True))
     model = nn.Linear(6, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     handle = None
     if with_heeler:
-        sampler = heeler.Sampler(dataset, batch_size=16)
+        sampler = heeler.Sampler(dataset, batch_size=32)
         handle = heeler.attach(model, sampler, reduction="sum")
-        loader = DataLoader(dataset, batch_size=16, sampler=sampler)
+        loader = DataLoader(dataset, batch_size=32, sampler=sampler)
     else:
-        loader = DataLoader(dataset, batch_size=16)
+        loader = DataLoader(dataset, batch_size=32)
     limit = StepLimit(model, seconds, handle=handle)
     times: list[float] = []
     while len(times) < steps:
@@ -215,9 +227,9 @@ def in_ranks(rank: int, slow: dict[int, float], steps: int, seconds: float, with
 
 @pytest.mark.parametrize("with_heeler", [False, True])
 def test_a_slow_rank_does_not_make_steps_longer_than_the_limit(with_heeler: bool) -> None:
-    """Unlimited, the slow rank's steps would take 16 × 30 ms."""
+    """Unlimited, the slow rank's steps would take 32 × 15 ms."""
     limit = 0.2
-    results = run_ranks(3, in_ranks, {1: 0.03}, 8, limit, with_heeler)
+    results = run_ranks(3, in_ranks, {1: 0.015}, 6, limit, with_heeler)
     for result in results:
         assert torch.equal(result["state"], results[0]["state"])
         assert np.median(result["times"]) < 1.2 * limit
@@ -230,7 +242,7 @@ def test_a_slow_rank_does_not_make_steps_longer_than_the_limit(with_heeler: bool
 @pytest.mark.parametrize("sleepers", [1, 2, 3])
 def test_hundreds_of_steps_with_slow_ranks(sleepers: int) -> None:
     limit = 0.3
-    slow = dict.fromkeys(range(sleepers), 0.05)
+    slow = dict.fromkeys(range(sleepers), 0.02)
     for result in run_ranks(4, in_ranks, slow, 100, limit, True, timeout=300):
         times = np.sort(result["times"])
         assert times[int(0.95 * len(times))] < 1.2 * limit
@@ -247,9 +259,7 @@ def test_ddp_is_refused() -> None:
 
 
 def lost(rank: int, how: str) -> float | None:
-    import datetime
-
-    group = dist.new_group(timeout=datetime.timedelta(seconds=3))
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     model = nn.Linear(2, 1)
     limit = StepLimit(model, 0.2, group=group)
     started = time.monotonic()
@@ -270,4 +280,22 @@ def test_a_lost_rank_ends_the_others_within_the_groups_timeout(how: str) -> None
     waited = run_ranks(3, lost, how, lost=(1,))
     assert waited[0] is not None
     assert waited[2] is not None
-    assert max(waited[0], waited[2]) < 3 + 3
+    assert max(waited[0], waited[2]) < 2 + 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_limit_is_of_work_done_not_of_work_queued() -> None:
+    model = nn.Linear(8, 1).cuda()
+    limit = StepLimit(model, 0.2)
+    torch.cuda.synchronize()
+    limit.restart()
+    started = time.monotonic()
+    taken = 0
+    for x in limit.parts(torch.ones(1000, 8, device="cuda"), 1):
+        torch.cuda._sleep(20_000_000)  # some 10 ms
+        model(x).sum().backward()
+        taken += 1
+    assert 2 < taken < 100
+    assert limit.reduce() == taken
+    torch.cuda.synchronize()
+    assert time.monotonic() - started < 0.3

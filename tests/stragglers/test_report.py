@@ -1,5 +1,8 @@
 """The report names the rank that the others wait for, and nobody where nobody lags."""
 
+import datetime
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -91,6 +94,23 @@ def accumulated(rank: int) -> list[int]:
 
 def test_accumulation_and_evaluation() -> None:
     assert run_ranks(2, accumulated) == [[1], [1]]
+
+
+def lost(rank: int) -> float:
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    model = nn.Linear(2, 1)
+    seen = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), group)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError):
+        seen.report()
+    return time.monotonic() - started
+
+
+def test_a_lost_rank_ends_a_report_within_the_groups_timeout() -> None:
+    waited = run_ranks(3, lost, lost=(1,))
+    assert max(waited[0], waited[2]) < 2 + 3
 
 
 def of(seconds: list[list[float]]) -> Report:

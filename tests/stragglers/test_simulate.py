@@ -41,25 +41,25 @@ def test_coupons() -> None:
 
 def test_fifty_workers_that_hold_ten_units_each() -> None:
     """The BCC paper's setting, n = 50 and r = 10: about 11, 41 and 50 workers are waited for."""
-    times = delays([10.0] * 50, 1000, shift=1.0, rate=1.0, seed=0)
-    bcc = simulate([code_of(assign_bcc(50, 5, seed)) for seed in range(1000)], times)
-    error = bcc.thresholds.std() / 1000**0.5
+    times = delays([10.0] * 50, 600, shift=1.0, rate=1.0, seed=0)
+    bcc = simulate([code_of(assign_bcc(50, 5, seed)) for seed in range(600)], times)
+    error = bcc.thresholds.std() / 600**0.5
     assert bcc.threshold == pytest.approx(coupons(5), abs=4 * error)
     assert 11 <= bcc.threshold <= 12
-    cyclic = simulate([cyclic_code(50, 9, seed) for seed in range(3)], times[:60])
+    cyclic = simulate([cyclic_code(50, 9, seed) for seed in range(2)], times[:30])
     assert set(cyclic.thresholds.tolist()) == {41}
-    uncoded = simulate([code_of(range(50))], times[:60])
+    uncoded = simulate([code_of(range(50))], times[:30])
     assert set(uncoded.thresholds.tolist()) == {50}
-    assert bcc.seconds[:60].mean() < cyclic.seconds.mean() < uncoded.seconds.mean()
+    assert bcc.seconds[:30].mean() < cyclic.seconds.mean() < uncoded.seconds.mean()
 
 
 def test_fractional_repetition_waits_for_fewer_than_bcc_and_never_more_than_n_minus_s() -> None:
     """Five groups of ten: the last group's first worker is number Σ_k (−1)^(k+1) C(5, k) 51 / (10 k + 1) on average."""
-    times = delays([10.0] * 50, 1000, shift=1.0, rate=1.0, seed=1)
+    times = delays([10.0] * 50, 600, shift=1.0, rate=1.0, seed=1)
     found = simulate([code_of(assign_fractional(50, 9))], times)
     theory = sum((-1) ** (k + 1) * math.comb(5, k) * 51 / (10 * k + 1) for k in range(1, 6))
     assert theory == pytest.approx(10.13, abs=0.01)
-    assert found.threshold == pytest.approx(theory, abs=4 * found.thresholds.std() / 1000**0.5)
+    assert found.threshold == pytest.approx(theory, abs=4 * found.thresholds.std() / 600**0.5)
     assert found.thresholds.max() <= 41
 
 

@@ -76,7 +76,7 @@ def code_of(assignment: Sequence[int] | IntArray) -> FloatArray:
 def cyclic_code(workers: int, stragglers: int, seed: int = 0) -> FloatArray:
     """(workers, workers) a code of as many batches as workers; row i is not zero in i, …, i + stragglers (mod workers).
 
-    Any `stragglers` workers can be missing. Algorithm 2 of Tandon et al.: H, (stragglers, workers), is random with
+    Any `stragglers` workers can be missing. As Tandon et al. make it: H, (stragglers, workers), is random with
     H · 1 = 0, and row i solves H · code[i] = 0. Then all rows lie in the null space of H, which holds 1, and any
     workers - stragglers of them span it. Rows have norm 1.
     """

@@ -1,4 +1,4 @@
-"""A step of bounded time: each rank stops taking micro-batches at the limit (DropCompute, Giladi et al., 2306.10598).
+"""A step of bounded time: each rank stops taking micro-batches in time (DropCompute, Giladi et al., 2306.10598).
 
     limit = heeler.stragglers.StepLimit(model, seconds=0.5, handle=handle)
     for batch in loader:
@@ -33,7 +33,8 @@ EMPTY = 10
 class StepLimit:
     """Bounds the time of a step; every rank of the group makes one, and then reduces gradients with it.
 
-    A micro-batch that was begun is finished, so a step takes the limit, at most one micro-batch, and the all-reduce.
+    A micro-batch is begun if it would end in time, were it as long as the one before; and then it is finished. So a
+    step takes no longer than the limit and the all-reduce, if a rank's micro-batches take about equally long.
     Weights and buffers are taken from the group's first rank, as DDP does. Buffers are each rank's own from then on.
 
     Args:
@@ -90,14 +91,17 @@ class StepLimit:
             self.restart()
         assert self._began is not None
         self._is_open = True
-        done = 0
+        done, last = 0, 0.0
         pace = _Pace(next(self.model.parameters()).device)
-        while done < rows and time.monotonic() - self._began < self.seconds:
+        started = time.monotonic()
+        # One more only if it would end in time, were it as long as the last; the first if there is any time left.
+        while done < rows and started - self._began < self.seconds and started - self._began + last <= self.seconds:
             stop = min(done + size, rows)
             yield part_of(batch, done, stop)
             self._step_reached += stop - done
             done = stop
             pace.keep()
+            last, started = time.monotonic() - started, time.monotonic()
         self._is_open = False
         self._step_missed += rows - done
         if done < rows and self.handle is not None:

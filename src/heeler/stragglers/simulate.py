@@ -48,7 +48,7 @@ def recovery_threshold(code: FloatArray, order: Sequence[int] | IntArray) -> int
 
 
 def delays(loads: Sequence[float] | FloatArray, runs: int, *, shift: float, rate: float, seed: int = 0) -> FloatArray:
-    """(runs, workers) seconds until each worker has answered: a shifted exponential, as in the BCC paper (section 3.1).
+    """(runs, workers) seconds until each worker has answered: a shifted exponential, as usual.
 
     A worker with `loads[i]` units of data needs at least shift · loads[i] seconds, and beyond that on average
     loads[i] / rate: P(T ≤ t) = 1 − exp(−rate / load · (t − shift · load)).
