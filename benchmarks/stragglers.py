@@ -30,11 +30,13 @@ from benchmarks.coordination import run_ranks
 from heeler.stragglers import (
     CodedRunner,
     StepLimit,
+    assign,
     assign_bcc,
     assign_fractional,
     code_of,
     coupons,
     cyclic_code,
+    decode,
     simulate,
     watch,
 )
@@ -63,7 +65,25 @@ def thresholds() -> dict[str, Any]:
         error = float(found.thresholds.std(ddof=1) / runs**0.5)
         lines.append({"code": name, "load": load, "runs": runs, "theory": theory, "threshold": found.threshold,
                       "standard_error": error, "seconds_by_mean_stall": seconds})  # fmt: skip
-    return {"workers": WORKERS, "units": UNITS, "lines": lines}
+    growth = {f"best of {draws}": weights_of_answers(draws) for draws in (1, assign.DRAWS)}
+    return {"workers": WORKERS, "units": UNITS, "lines": lines, "cyclic_weights": growth}
+
+
+def weights_of_answers(draws: int, seeds: int = 8, sets: int = 50) -> dict[str, float]:
+    """Σ |a_i| / n of a cyclic code's `decode`: how much rounding errors of the answers grow. Median and largest."""
+    usual, assign.DRAWS = assign.DRAWS, draws
+    try:
+        codes = [cyclic_code(WORKERS, UNITS - 1, seed) for seed in range(seeds)]
+    finally:
+        assign.DRAWS = usual
+    rng = np.random.default_rng(0)
+    found = []
+    for code in codes:
+        for _ in range(sets):
+            solved = decode(code, rng.permutation(WORKERS)[: WORKERS - UNITS + 1])
+            assert solved is not None
+            found.append(float(np.abs(solved).sum()) / WORKERS)
+    return {"median": statistics.median(found), "largest": max(found)}
 
 
 def first_of_all(groups: int, size: int) -> float:
