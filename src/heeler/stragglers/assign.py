@@ -23,8 +23,8 @@ FloatArray = NDArray[np.float64]
 REDRAWS = 10_000
 """Draws of `assign_bcc` before it gives up."""
 DRAWS = 16
-"""Of cyclic codes, the one with the smallest coefficients is taken: with 50 workers and s = 9 that made the weights of
-`decode` five times smaller than those of a single draw (median of 4 seeds, 60 sets of workers each)."""
+"""Of cyclic codes, the one with the smallest coefficients is taken: with 50 workers and s = 9 the weights of `decode`
+are then three times smaller than those of a single draw (`python -m benchmarks.stragglers thresholds`)."""
 EXACT = 1e-6
 """How far Σ a_i · code[i] may be from 1. Sets that suffice leave less than 1e-8, others about 1."""
 

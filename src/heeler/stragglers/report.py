@@ -203,7 +203,7 @@ class Watch:
         self._began, self._first = now, None
 
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not torch.is_grad_enabled() or not model.training:
+        if not torch.is_grad_enabled():
             return
         tensors = [t for t in _tensors(output) if t.requires_grad]
         if not tensors and not self._said:
