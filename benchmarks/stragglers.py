@@ -92,7 +92,7 @@ def first_of_all(groups: int, size: int) -> float:
     return sum((-1) ** (k + 1) * math.comb(groups, k) * (workers + 1) / (k * size + 1) for k in range(1, groups + 1))
 
 
-def report(runs: int = 100, ranks: int = 4, nap: float = 0.2, steps: int = 6) -> dict[str, Any]:
+def report(runs: int = 100, ranks: int = 4, nap: float = 0.2, steps: int = 11) -> dict[str, Any]:
     """In every run one rank, drawn at random, sleeps in every step, before its forward or after it."""
     drawn = np.random.default_rng(0).integers(0, ranks, runs).tolist()
 

@@ -25,11 +25,11 @@ from heeler.stragglers.assign import FloatArray
 STEPS = 256
 """Steps that a report is about, at most: the last ones. A rank sends 16 bytes for each."""
 NOTABLE = 0.1
-"""A rank stands out from so large a share of the step on, if it is also larger than chance would make it."""
+"""A rank stands out from so large a share of the step on, if that is also more than chance would make it."""
 CHANCE = 3.0
-"""Standard errors of the mean."""
-FEWEST = 4
-"""Steps before any rank is named."""
+"""Standard errors, of the mean or of the median."""
+FEWEST = 8
+"""Steps before any rank is named: with fewer, one in ten reports would name a rank for noise."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,26 @@ class Report:
 
     @property
     def stragglers(self) -> list[int]:
-        """The ranks that the others wait for, the slowest first; none where no rank stands out."""
+        """The ranks that the others wait for, the slowest first; none where no rank stands out.
+
+        Late in most steps (the median, which a pause of the machine does not move) or now and then (the mean).
+        """
         if self.steps < FEWEST or len(self.ranks) < 2:
             return []
-        error = self._behind.std(axis=1, ddof=1) / self.steps**0.5
-        least = np.maximum(CHANCE * error, NOTABLE * self.seconds.max(axis=0).mean())
-        return [self.ranks[i] for i in np.argsort(-self.behind) if self.behind[i] > least[i]]
+        behind, slowest = self._behind, self.seconds.max(axis=0)
+        mean, median = behind.mean(axis=1), np.median(behind, axis=1)
+        spread = 1.4826 * np.median(np.abs(behind - median[:, None]), axis=1)  # a normal distribution's, from the MAD
+        root = self.steps**0.5
+        now_and_then = mean > np.maximum(CHANCE * behind.std(axis=1, ddof=1) / root, NOTABLE * slowest.mean())
+        mostly = median > np.maximum(CHANCE * 1.2533 * spread / root, NOTABLE * np.median(slowest))
+        late = np.maximum(mean, median)
+        return [self.ranks[i] for i in np.argsort(-late, kind="stable") if mostly[i] or now_and_then[i]]
 
     @property
     def _behind(self) -> FloatArray:
-        """(ranks, steps) behind the median rank: in the middle by its mean; of two in the middle, the quicker."""
-        middle = np.argsort(self.seconds.mean(axis=1), kind="stable")[(len(self.ranks) - 1) // 2]
+        """(ranks, steps) behind the median rank: in the middle by its median; of two in the middle, the quicker."""
+        by_time = np.lexsort((self.seconds.mean(axis=1), np.median(self.seconds, axis=1)))
+        middle = by_time[(len(self.ranks) - 1) // 2]
         return np.asarray(self.seconds - self.seconds[middle])
 
     def as_numbers(self) -> dict[str, float]:
