@@ -64,6 +64,7 @@ class StepLimit:
         self._is_shared = dist.is_available() and dist.is_initialized()
         self._group = (group if group is not None else dist.group.WORLD) if self._is_shared else None
         self._began: float | None = None
+        self._epoch: int | None = None
         self._step_reached = self._step_missed = 0
         self._is_open = False
         self._empty_steps = 0
@@ -74,7 +75,10 @@ class StepLimit:
                 dist.broadcast(tensor.detach(), source, group=self._group)
 
     def restart(self) -> None:
-        """Start the limit now: after an evaluation, a checkpoint, or whatever else was no part of the step to come."""
+        """Start the limit now: after an evaluation, a checkpoint, or whatever else was no part of the step to come.
+
+        With a handle, an epoch's first step starts it by itself; without one, call it there with the batch in hand.
+        """
         self._began = time.monotonic()
 
     def parts(self, batch: Any, size: int) -> Iterator[Any]:
@@ -87,8 +91,12 @@ class StepLimit:
         if self._is_open:
             raise RuntimeError("the loop over the last batch's parts() was left before its end: see reduce()")
         rows = rows_of(batch)
-        if self._began is None:
+        epoch = None if self.handle is None else self.handle.session.epoch
+        if (
+            self._began is None or epoch != self._epoch
+        ):  # an epoch's first batch waits for the loader and the next order
             self.restart()
+        self._epoch = epoch
         assert self._began is not None
         self._is_open = True
         done, last = 0, 0.0
