@@ -53,7 +53,7 @@ def gather(whole: Tensor, part: Tensor, group: Any) -> None:
     _all_gather(whole, part.contiguous(), group=group)
 
 
-_all_gather = (
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before 2.13
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 )  # its name from 2.13 on, and before
 
