@@ -19,6 +19,9 @@ from heeler.robust.arrays import check_f
 
 Matrix = NDArray[np.float64]
 
+SETTLED = 1e-9
+"""A step that changes no weight by more ends the search for the geometric median."""
+
 
 class TooManyLost(ValueError):
     """More vectors are not finite than the rule bears."""
@@ -84,8 +87,11 @@ def geometric_median_weights(gram: Matrix, f: int, nu: float = 1e-6, iterations:
     for _ in range(iterations):
         product = gram @ result
         squares = np.maximum(result @ product - 2 * product + np.diag(gram), 0.0)
-        result = 1.0 / np.maximum(nu, np.sqrt(squares))
-        result /= result.sum()
+        step = 1.0 / np.maximum(nu, np.sqrt(squares))
+        step /= step.sum()
+        if np.abs(step - result).max() < SETTLED:
+            return step
+        result = step
     return result
 
 

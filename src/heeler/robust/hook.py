@@ -69,7 +69,7 @@ class Aggregator:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._loaded: dict[str, Any] | None = None
-        self._waiting: list[tuple[Tensor, Future[Tensor]]] = []
+        self._waiting: list[tuple[Tensor, Tensor, Future[Tensor]]] = []
         self._slices: list[Slices] = []
         self._centers: list[Tensor] = []
         self._attached = False
@@ -152,34 +152,34 @@ class Aggregator:
         if bucket.index() == 0:  # a step that failed may have left something
             self._waiting, self._slices, self._centers, self._next_row = [], [], [], 0
             self._cells = torch.zeros(self._sketch.dim, device=buffer.device)
-        self._prepare(bucket, buffer)
+        sent = self._sent(bucket, buffer)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.device.type != "cpu" else None)
-        self._waiting.append((buffer, future))
+        self._waiting.append((buffer, sent, future))
         if self.settings.uses_slices:
-            self._slices.append(Slices(buffer, self._group))
+            self._slices.append(Slices(sent, self._group))
         else:
-            self._next_row = self._sketch.add(self._cells, buffer, self._next_row)
+            self._next_row = self._sketch.add(self._cells, sent, self._next_row)
         if bucket.is_last():
             self._aggregate()
-            for result, waiting in self._waiting:
+            for result, _, waiting in self._waiting:
                 waiting.set_result(result)
             self._waiting, self._slices = [], []
         return future
 
-    def _prepare(self, bucket: dist.GradBucket, buffer: Tensor) -> None:
-        """What this rank sends: its momentum, in the bucket's own memory; from the centre, where the rule has one.
+    def _sent(self, bucket: dist.GradBucket, buffer: Tensor) -> Tensor:
+        """(b,) what this rank sends: its momentum; from the centre on, where the rule has one.
 
         A gradient that is not finite is sent as it is, for others to see, and leaves the momentum as it was.
         """
-        if self.settings.momentum:
-            momentum = self._momentum.of(bucket)
-            buffer.add_(momentum, alpha=self.settings.momentum)
-            finite = torch.isfinite(buffer.sum(dtype=torch.float32))
-            torch.where(finite, buffer, momentum, out=momentum)
+        sent = buffer
+        if self.settings.momentum and bool(torch.isfinite(buffer.sum(dtype=torch.float32))):
+            sent = self._momentum.of(bucket)
+            torch.add(buffer, sent, alpha=self.settings.momentum, out=sent)
         if self.settings.has_center:
             center = self._center.of(bucket)
-            buffer.sub_(center)
+            sent = torch.sub(sent, center, out=buffer)
             self._centers.append(center)
+        return sent
 
     def _aggregate(self) -> None:
         try:
@@ -190,11 +190,11 @@ class Aggregator:
             else:
                 self._by_sketches()
         except TooManyLost:
-            for buffer, _ in self._waiting:
+            for buffer, _, _ in self._waiting:
                 buffer.fill_(torch.nan)
             return
         if self.settings.has_center:
-            for (buffer, _), center in zip(self._waiting, self._centers, strict=True):
+            for (buffer, _, _), center in zip(self._waiting, self._centers, strict=True):
                 buffer.add_(center)
                 center.copy_(buffer)
 
@@ -206,11 +206,11 @@ class Aggregator:
             chosen = self._weights(gathered @ gathered.T)
         own = float(chosen[self._rank])
         works = []
-        for buffer, _ in self._waiting:
+        for buffer, sent, _ in self._waiting:
             if own:
-                buffer.mul_(own)
+                torch.mul(sent, own, out=buffer)
             else:
-                buffer.zero_()  # it may hold NaNs, and NaN · 0 is NaN
+                buffer.zero_()  # what was sent may hold NaNs, and NaN · 0 is NaN
             works.append(dist.all_reduce(buffer, group=self._group, async_op=True))
         for work in works:
             work.wait()
@@ -220,8 +220,11 @@ class Aggregator:
         gram = torch.stack([partial_gram(part) for part in rows]).sum(dim=0)
         dist.all_reduce(gram, group=self._group)
         chosen = torch.from_numpy(self._weights(gram.cpu().numpy()))
-        for slices, part in zip(self._slices, rows, strict=True):
-            slices.publish(weighted(part, chosen))
+        self._publish([weighted(part, chosen) for part in rows])
+
+    def _publish(self, results: list[Tensor]) -> None:
+        for slices, result, (buffer, _, _) in zip(self._slices, results, self._waiting, strict=True):
+            slices.publish(result, buffer)
 
     def _by_coordinate(self) -> None:
         rows = [slices.received() for slices in self._slices]
@@ -238,8 +241,7 @@ class Aggregator:
         dist.all_reduce(summed, group=self._group)
         squares[torch.tensor(finite)] = summed.cpu()
         self._record.note(far_off(squares.numpy()))
-        for slices, result in zip(self._slices, results, strict=True):
-            slices.publish(result)
+        self._publish(results)
 
     def _weights(self, gram: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """(n,) from the Gram matrix, which is the same on every rank to the last bit; and who is left out."""

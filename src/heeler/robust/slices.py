@@ -26,7 +26,7 @@ class Slices:
 
     def __init__(self, vector: Tensor, group: Any) -> None:
         n = dist.get_world_size(group)
-        self.vector, self.group, self.n = vector, group, n
+        self.vector, self.group = vector, group
         self._width = -(-vector.numel() // n)
         short = n * self._width - vector.numel()
         self._sent = torch.cat([vector, vector.new_zeros(short)]) if short else vector
@@ -38,14 +38,13 @@ class Slices:
         self._work.wait()
         return self._rows
 
-    def publish(self, result: Tensor) -> None:
-        """Give this rank's slice of the result to all; `vector` then holds the whole of it."""
+    def publish(self, result: Tensor, target: Tensor) -> None:
+        """Give this rank's slice of the result to all; (b,) `target` then holds the whole of it."""
         if self._sent is self.vector:
-            gather(self.vector, result, self.group)
+            gather(target, result, self.group)
             return
-        whole = torch.empty_like(self._sent)
-        gather(whole, result, self.group)
-        self.vector.copy_(whole[: self.vector.numel()])
+        gather(self._sent, result, self.group)
+        target.copy_(self._sent[: target.numel()])
 
 
 def gather(whole: Tensor, part: Tensor, group: Any) -> None:
@@ -54,8 +53,6 @@ def gather(whole: Tensor, part: Tensor, group: Any) -> None:
 
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before 2.13
-    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-)  # its name from 2.13 on, and before
 
 
 def partial_gram(rows: Tensor) -> Tensor:
