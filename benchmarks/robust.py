@@ -3,8 +3,8 @@
 python -m benchmarks.robust [--ranks 4] [--parameters 1000000] [--rounds 60] > benchmarks/results/robust-cost.json
 
 A step is forward, backward and optimizer. Plain DDP has its momentum of 0.9 in the optimizer, the variants have it in
-the hook. A step's time is the slowest rank's, from a barrier on; a ratio is of a variant's step to the plain step of its
-round, and its median with quartiles is over rounds. Four ranks are too few for Multi-Krum with f = 1, so the
+the hook. The time of a step is the slowest rank's, from a barrier on; a ratio is of a step to the plain one of the same
+round; medians and quartiles are over rounds. Four ranks are too few for Multi-Krum with f = 1, so the
 vector rule is the geometric median; the weights of n × n numbers cost nothing beside the rest.
 Bytes are counted, not measured: what one rank sends in a step, as ring collectives send it.
 """

@@ -5,9 +5,9 @@ python -m experiments.robust --table benchmarks/results/robust-attacks.json
 python -m experiments.robust --picture docs/images/robust.svg benchmarks/results/robust-attacks.json
 
 After "Byzantine-robust learning on heterogeneous datasets via bucketing" (Karimireddy, He, Jaggi 2022): n = 24 without
-an attack, n = 25 with f = 5 bad workers, batches of 32, worker momentum 0.9, and bucketing with s = 2. Their task is MNIST
-with a convolutional network and rate 0.01; MNIST is not at hand here, so the task is digits (1,536 images of 8 × 8, 261
-for testing), a network 64-32-10 and rate 0.05. So accuracies differ; what is compared is the order of the rules.
+an attack, n = 25 with f = 5 bad workers, batches of 32, worker momentum 0.9, and bucketing with s = 2. Their task is
+MNIST with a convolutional network and rate 0.01; it is not at hand here, so the task is digits (1,536 images of 8 × 8,
+261 for testing), a network 64-32-10 and rate 0.05. So accuracies differ; what is compared is the order of the rules.
 Non-iid: the good workers' examples are sorted by label and cut into equal parts. Mimic learns for 100 steps whom to
 mimic, then copies that worker; IPM has ε = 0.1.
 """

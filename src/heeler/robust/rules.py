@@ -69,6 +69,8 @@ def centered_clipping(v: Vectors, center: Vectors, tau: float, iterations: int =
         raise ValueError(f"tau is a length above 0, not {tau!r}")
     rows, _ = screened("centered-clipping", as_tensor(v), None)
     c = as_tensor(center[None])[0].to(rows)
+    if not torch.isfinite(c).all():
+        raise ValueError("the center has a NaN or an infinity: begin from zeros")
     for _ in range(iterations):
         away = rows - c
         c = c + (away * (tau / away.norm(dim=1, keepdim=True)).clamp(max=1.0)).mean(dim=0)
