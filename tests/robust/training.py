@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from heeler import robust
 
-BATCH, RATE, DECAY = 64, 0.05, 1e-3
+BATCH, RATE, DECAY = 256, 0.1, 1e-2
 RULES: dict[str, dict[str, Any]] = {
     "krum": {},
     "multi-krum": {},
     "geometric-median": {},
-    "centered-clipping": {"tau": 4.0},
+    "centered-clipping": {"tau": 0.5},
     "median": {},
     "trimmed-mean": {},
 }
@@ -49,7 +49,7 @@ def _changed(fault: str) -> Callable[[Tensor], Tensor]:
 def train(
     rank: int, rule: str | None, distances: str = "sketch", fault: str | None = None, bad: int = 1, steps: int = 60
 ) -> tuple[float, dict[str, float]]:
-    """The loss over all examples after the last step, and the hook's metrics. rule None: plain DDP.
+    """The loss over all examples after the last step, with its L2 term, and the hook's metrics. rule None: plain DDP.
 
     Ranks 0 to bad − 1 are the bad ones. Every rank draws batches from all examples.
     """
@@ -64,14 +64,18 @@ def train(
         aggregator = robust.install(ddp, rule=rule, f=bad, momentum=0.9, distances=distances, **RULES[rule])
     if fault is not None and rank < bad:
         spoil(model, fault)
-    momentum = 0.9 if rule is None else 0.0
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum, weight_decay=DECAY)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9 if rule is None else 0.0)
     drawn = torch.Generator().manual_seed(rank)
     for _ in range(steps):
         batch = torch.randint(len(x), (BATCH,), generator=drawn)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(ddp(x[batch]), y[batch]).backward()
+        objective(ddp, x[batch], y[batch]).backward()
         optimizer.step()
     with torch.no_grad():
-        loss = nn.functional.cross_entropy(model(x), y).item()
+        loss = objective(model, x, y).item()
     return loss, {} if aggregator is None else aggregator.metrics()
+
+
+def objective(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    squares = sum(parameter.square().sum() for parameter in model.parameters())
+    return nn.functional.cross_entropy(model(x), y) + DECAY / 2 * squares

@@ -1,0 +1,58 @@
+"""Over real ranks: with f bad ones training comes to the clean run's loss within 5%, and plain DDP does not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.distributed.ranks import run_ranks
+from tests.robust.training import FAULTS, RULES, train
+
+
+def several(rank, runs):
+    return [train(rank, *run) for run in runs]
+
+
+def ratios(ranks, bad, runs, steps):
+    """Last losses over that of plain DDP without a fault, and metrics."""
+    everything = [(None, "sketch", None, bad, steps), *((*run, bad, steps) for run in runs)]
+    (clean, _), *others = run_ranks(ranks, several, everything, timeout=900.0)[0]
+    return [(loss / clean, metrics) for loss, metrics in others]
+
+
+def test_five_ranks_one_bad():
+    robust = [("multi-krum", "sketch", fault) for fault in FAULTS]
+    plain = [(None, "sketch", fault) for fault in ("nan", "times 1000")]
+    found = ratios(5, 1, robust + plain, steps=40)
+    for loss, metrics in found[:4]:
+        assert loss < 1.05
+        assert metrics["left_out_share_rank_0"] > 0.9
+        assert metrics["left_out"] == 1.0
+    for loss, _ in found[4:]:
+        assert not loss < 1.05  # or NaN
+
+
+GRID = [(5, 1), (7, 2), (9, 3)]
+MODES = [(rule, distances) for rule in RULES for distances in ("sketch", "exact")]
+MODES = [mode for mode in MODES if mode not in (("median", "exact"), ("trimmed-mean", "exact"))]  # always exact
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "bad"), GRID)
+@pytest.mark.parametrize(("rule", "distances"), MODES)
+def test_every_rule_under_every_fault(rule, distances, ranks, bad):
+    found = ratios(ranks, bad, [(rule, distances, fault) for fault in FAULTS], steps=60)
+    assert {fault: loss for fault, (loss, _) in zip(FAULTS, found, strict=True) if not loss < 1.05} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "bad"), GRID)
+def test_plain_ddp_does_not(ranks, bad):
+    """One sign-flipped rank of five is the exception: it only slows plain DDP down, by 3/5."""
+    found = dict(zip(FAULTS, ratios(ranks, bad, [(None, "sketch", fault) for fault in FAULTS], steps=60), strict=True))
+    losses = {fault: loss for fault, (loss, _) in found.items()}
+    assert math.isnan(losses["nan"])
+    assert losses["times 1000"] > 10
+    assert losses["stale"] > 1.05
+    assert losses["sign flip"] > (1.02 if ranks == 5 else 1.05)
