@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler import robust
-from heeler.robust.gram import TooManyLost
+from heeler.robust.gram import TooManyLost, gram_of
 from heeler.robust.hook import left_out
 from heeler.robust.record import LONG, Record, far_off
 from heeler.robust.settings import Settings
@@ -37,6 +37,14 @@ def test_weights_give_the_rule(rule, problem):
     np.testing.assert_allclose(weights @ v, on_vectors(v, f), atol=1e-6)
     if rule != "centered-clipping":
         assert weights.sum() == pytest.approx(1.0)
+
+
+def test_the_gram_matrix_of_sketches_is_summed_in_one_order():
+    v = np.random.default_rng(0).standard_normal((5, 300)).astype(np.float32)
+    expected = np.zeros((5, 5))
+    for column in v.T.astype(np.float64):
+        expected += np.outer(column, column)
+    np.testing.assert_array_equal(gram_of(v), expected)
 
 
 def test_a_vector_that_is_not_finite_has_no_weight():

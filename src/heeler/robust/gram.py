@@ -49,6 +49,14 @@ def weights(rule: str, gram: NDArray[Any], f: int, **parameters: Any) -> Matrix:
     return result
 
 
+def gram_of(rows: NDArray[Any]) -> Matrix:
+    """(n, n) of (n, K) sketches, summed one after the other: a library's own order of sums differs between machines,
+    and ranks whose sums differ in the last bit could choose differently where two workers are level."""
+    wide = np.asarray(rows, np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.stack([np.cumsum(wide * row, axis=1)[:, -1] for row in wide])
+
+
 def distances_of(gram: Matrix) -> Matrix:
     """(n, n) ‖x_i − x_j‖² = G_ii + G_jj − 2 G_ij, not below 0."""
     squares = np.diag(gram)
@@ -59,7 +67,8 @@ def krum_scores(distances: NDArray[Any], f: int) -> Matrix:
     """(n,) the sum of squared distances to the n − f − 2 nearest *others* (Blanchard et al. 2017, section 4)."""
     others = np.asarray(distances, np.float64).copy()
     np.fill_diagonal(others, np.inf)
-    return np.sort(others, axis=1)[:, : len(others) - f - 2].sum(axis=1)
+    nearest = np.sort(others, axis=1)[:, : len(others) - f - 2]
+    return np.cumsum(nearest, axis=1)[:, -1]  # one after the other, as in `gram_of`
 
 
 def krum_weights(gram: Matrix, f: int) -> Matrix:

@@ -21,7 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from heeler.robust import fsdp
-from heeler.robust.gram import TooManyLost, distances_of, krum_scores, weights
+from heeler.robust.gram import TooManyLost, distances_of, gram_of, krum_scores, weights
 from heeler.robust.memory import BucketMemory, names_of
 from heeler.robust.record import Record, far_off
 from heeler.robust.rules import median_of, trimmed_mean_of
@@ -201,9 +201,7 @@ class Aggregator:
     def _by_sketches(self) -> None:
         rows = torch.empty(self._ranks, self._sketch.dim, device=self._cells.device)
         gather(rows.view(-1), self._cells, self._group)
-        gathered = rows.double().cpu().numpy()
-        with np.errstate(invalid="ignore", over="ignore"):
-            chosen = self._weights(gathered @ gathered.T)
+        chosen = self._weights(gram_of(rows.cpu().numpy()))
         own = float(chosen[self._rank])
         works = []
         for buffer, sent, _ in self._waiting:
