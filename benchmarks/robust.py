@@ -1,11 +1,12 @@
 """What a robust rule adds to a step of DistributedDataParallel: real gloo ranks, plain DDP and every variant in turns.
 
-python -m benchmarks.robust [--ranks 4] [--parameters 1000000] [--rounds 60] > benchmarks/results/robust-cost.json
+python -m benchmarks.robust [--ranks 4] [--parameters 1000000] [--batch 64] [--rounds 60]
 
 A step is forward, backward and optimizer. Plain DDP has its momentum of 0.9 in the optimizer, the variants have it in
 the hook. The time of a step is the slowest rank's, from a barrier on; a ratio is of a step to the plain one of the same
 round; medians and quartiles are over rounds. Four ranks are too few for Multi-Krum with f = 1, so the
 vector rule is the geometric median; the weights of n × n numbers cost nothing beside the rest.
+CPU time, of all threads, is the mean of the ranks: it does not grow when another program has the cores.
 Bytes are counted, not measured: what one rank sends in a step, as ring collectives send it.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import statistics
 import subprocess
 import time
@@ -29,7 +31,6 @@ from benchmarks.coordination import run_ranks
 from heeler import robust
 
 SKETCH_DIM = 256
-BATCH = 64
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "sketch": {"rule": "geometric-median", "distances": "sketch"},
@@ -41,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 parser = argparse.ArgumentParser()
 parser.add_argument("--ranks", type=int, default=4)
 parser.add_argument("--parameters", type=int, default=1_000_000)
+parser.add_argument("--batch", type=int, default=64, help="examples per rank")
 parser.add_argument("--rounds", type=int, default=60)
 
 
@@ -51,9 +53,9 @@ def network(parameters: int) -> nn.Module:
     return nn.Sequential(*sizes)
 
 
-def steps(rank: int, parameters: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every step of one rank, per variant."""
-    inputs, labels = torch.randn(BATCH, 512), torch.randint(0, 10, (BATCH,))
+def steps(parameters: int, batch: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Milliseconds of every step of one rank, on the clock and of CPU time, per variant."""
+    inputs, labels = torch.randn(batch, 512), torch.randint(0, 10, (batch,))
     loops = {}
     for name, settings in VARIANTS.items():
         torch.manual_seed(0)
@@ -62,17 +64,17 @@ def steps(rank: int, parameters: int, rounds: int) -> dict[str, list[float]]:
             robust.install(model, f=1, momentum=0.9, **settings)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9 if settings is None else 0.0)
         loops[name] = model, optimizer
-    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}
     for turn in range(rounds + 3):  # the first are for buckets, connections and memory
         for name, (model, optimizer) in loops.items():
             dist.barrier()
-            started = time.perf_counter()
+            started, cpu = time.perf_counter(), time.process_time()
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
             if turn >= 3:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+                taken[name].append((1e3 * (time.perf_counter() - started), 1e3 * (time.process_time() - cpu)))
+    return taken
 
 
 def bytes_sent(name: str, n: int, d: int) -> int:
@@ -86,20 +88,29 @@ def bytes_sent(name: str, n: int, d: int) -> int:
 
 
 def quartiles(values: list[float]) -> list[float]:
-    return [round(value, 4) for value in statistics.quantiles(values, n=4)]
+    return [round(value, 3) for value in statistics.quantiles(values, n=4)]
+
+
+def ratios(own: list[float], plain: list[float]) -> list[float]:
+    return quartiles([a / b for a, b in zip(own, plain, strict=True)])
 
 
 def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     n, d = options.ranks, sum(p.numel() for p in network(options.parameters).parameters())
-    per_rank = run_ranks(n, lambda rank: steps(rank, options.parameters, options.rounds), timeout=1800.0)
-    slowest = {name: [max(of) for of in zip(*(rank[name] for rank in per_rank), strict=True)] for name in VARIANTS}
+    load = os.getloadavg()[0]
+    per_rank = run_ranks(n, lambda rank: steps(options.parameters, options.batch, options.rounds), timeout=1800.0)
+    rounds = {name: list(zip(*(rank[name] for rank in per_rank), strict=True)) for name in VARIANTS}
+    clock = {name: [max(wall for wall, _ in ranks) for ranks in of] for name, of in rounds.items()}
+    cpu = {name: [statistics.mean(used for _, used in ranks) for ranks in of] for name, of in rounds.items()}
     lines = [
         {
             "variant": name,
-            "ms": quartiles([1000 * value for value in slowest[name]]),
-            "ratio": quartiles([own / plain for own, plain in zip(slowest[name], slowest["plain"], strict=True)]),
+            "ms": quartiles(clock[name]),
+            "ratio": ratios(clock[name], clock["plain"]),
+            "cpu_ms": quartiles(cpu[name]),
+            "cpu_ratio": ratios(cpu[name], cpu["plain"]),
             "bytes_sent_per_rank": bytes_sent(name, n, d),
             "of_gathering_all": round(bytes_sent(name, n, d) / ((n - 1) * d * 4), 3),
         }
@@ -108,13 +119,13 @@ def main() -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     report = {
         "command": f"python -m benchmarks.robust --ranks {n} --parameters {options.parameters} "
-        f"--rounds {options.rounds}",
-        "machine": "2 cores of a shared AMD EPYC, one thread per rank",
+        f"--batch {options.batch} --rounds {options.rounds}",
+        "cores": os.cpu_count(),
+        "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],
         "torch": torch.__version__,
         "date": datetime.date.today().isoformat(),
         "commit": commit,
         "parameters": d,
-        "batch_per_rank": BATCH,
         "quartiles": "25%, median, 75% over rounds",
         "lines": lines,
     }
