@@ -6,19 +6,8 @@ import math
 
 import pytest
 
-from tests.distributed.ranks import run_ranks
-from tests.robust.training import FAULTS, RULES, train
-
-
-def several(rank, runs):
-    return [train(rank, *run) for run in runs]
-
-
-def ratios(ranks, bad, runs, steps):
-    """Last losses over that of plain DDP without a fault, and metrics."""
-    everything = [(None, "sketch", None, bad, steps), *((*run, bad, steps) for run in runs)]
-    (clean, _), *others = run_ranks(ranks, several, everything, timeout=900.0)[0]
-    return [(loss / clean, metrics) for loss, metrics in others]
+from tests.robust.grid import MODES, ratios
+from tests.robust.training import FAULTS
 
 
 def test_five_ranks_one_bad():
@@ -34,8 +23,6 @@ def test_five_ranks_one_bad():
 
 
 GRID = [(5, 1), (7, 2), (9, 3)]
-MODES = [(rule, distances) for rule in RULES for distances in ("sketch", "exact")]
-MODES = [mode for mode in MODES if mode not in (("median", "exact"), ("trimmed-mean", "exact"))]  # always exact
 
 
 @pytest.mark.slow
