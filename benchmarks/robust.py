@@ -5,7 +5,8 @@ python -m benchmarks.robust [--ranks 4] [--parameters 1000000] [--batch 64] [--r
 A step is forward, backward and optimizer. Plain DDP has its momentum of 0.9 in the optimizer, the variants have it in
 the hook. The time of a step is the slowest rank's, from a barrier on; a ratio is of a step to the plain one of the same
 round; medians and quartiles are over rounds. Four ranks are too few for Multi-Krum with f = 1, so the
-vector rule is the geometric median; the weights of n × n numbers cost nothing beside the rest.
+vector rule is the geometric median; the weights of n × n numbers cost nothing beside the rest. "torch's all-reduce
+hook" is the least that any hook in Python costs: `allreduce_hook`, which does what plain DDP does.
 CPU time, of all threads, is the mean of the ranks: it does not grow when another program has the cores.
 Bytes are counted, not measured: what one rank sends in a step, as ring collectives send it.
 """
@@ -25,6 +26,7 @@ import torch
 import torch._dynamo  # which DDP imports: here once, not in every rank
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.coordination import run_ranks
@@ -33,6 +35,7 @@ from heeler import robust
 SKETCH_DIM = 256
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain": None,
+    "torch's all-reduce hook": None,
     "sketch": {"rule": "geometric-median", "distances": "sketch"},
     "exact": {"rule": "geometric-median", "distances": "exact"},
     "median": {"rule": "median"},
@@ -60,6 +63,8 @@ def steps(parameters: int, batch: int, rounds: int) -> dict[str, list[tuple[floa
     for name, settings in VARIANTS.items():
         torch.manual_seed(0)
         model = DistributedDataParallel(network(parameters))
+        if name == "torch's all-reduce hook":
+            model.register_comm_hook(None, allreduce_hook)
         if settings is not None:
             robust.install(model, f=1, momentum=0.9, **settings)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9 if settings is None else 0.0)
@@ -80,7 +85,7 @@ def steps(parameters: int, batch: int, rounds: int) -> dict[str, list[tuple[floa
 def bytes_sent(name: str, n: int, d: int) -> int:
     """By one rank in one step, of 4-byte floats (Gram matrices and distances: 8)."""
     pair = 2 * (n - 1) * d * 4 // n  # a ring's reduce-scatter and all-gather; all-to-all and all-gather send as much
-    if name == "plain":
+    if VARIANTS[name] is None:
         return pair
     if name == "sketch":
         return pair + (n - 1) * SKETCH_DIM * 4
