@@ -119,6 +119,24 @@ def test_inner_products_are_kept_on_average(d):
     assert found.std() < 2 * float(x.norm() * y.norm()) / np.sqrt(16)
 
 
+def test_a_sketch_chooses_nearly_whom_the_gradients_choose():
+    """n = 25, f = 5, d = 20,000: workers with more and less noise. (Where all are alike, the choice is by chance.)"""
+    shared = 0
+    for seed in range(12):
+        v = (
+            torch.randn(25, 20_000, generator=torch.Generator().manual_seed(seed))
+            * torch.linspace(0.5, 1.5, 25)[:, None]
+        )
+        sketches = torch.stack([sketch(row, dim=256, seed=seed) for row in v]).numpy()
+        chosen = [robust.weights("multi-krum", g, 5) > 0 for g in (gram_of(sketches), (v @ v.T).numpy())]
+        shared += int((chosen[0] & chosen[1]).sum())
+    assert shared / (12 * 20) > 0.95  # by chance 0.8
+    v[3] *= -3.0
+    v[7] *= 1000.0
+    spoilt = torch.stack([sketch(row, dim=256) for row in v]).numpy()
+    assert not robust.weights("multi-krum", gram_of(spoilt), 5)[[3, 7]].any()
+
+
 def test_signs_are_used_again_without_meeting_in_a_cell():
     """Rows of one number and four cells: 16 rows share four signs, and then others come."""
     ones = torch.ones(32)

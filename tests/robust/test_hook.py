@@ -49,7 +49,8 @@ def on_vectors(rule, v, center):
 def compare(rank, rule, distances, momentum, dim):
     """Errors of four steps: two before and two after DDP rebuilds its buckets; in the second, rank 2 has a NaN."""
     model = network()
-    ddp = DistributedDataParallel(model, bucket_cap_mb=0.005)
+    views = distances == "sketch"  # gradients that lie in the bucket's memory, and gradients that are copied
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.005, gradient_as_bucket_view=views)
     handle = robust.install(ddp, rule, 1, momentum, distances, **PARAMETERS.get(rule, {}))
     if dim is not None:
         handle._sketch = type(handle._sketch)(4000, dim)
