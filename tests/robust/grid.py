@@ -9,6 +9,7 @@ import argparse
 import datetime
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,12 +32,25 @@ def ratios(ranks: int, bad: int, runs: list[tuple[Any, ...]], steps: int) -> lis
     return [(loss / clean, metrics) for loss, metrics in others]
 
 
+def table(reports: list[dict[str, Any]]) -> str:
+    """Markdown: a line per rule, in every cell the ratios of all reports."""
+    text = [f"| rule | distances | {' | '.join(FAULTS)} |", "|---|---|" + "---|" * len(FAULTS)]
+    for lines in zip(*(report["lines"] for report in reports), strict=True):
+        cells = [" / ".join(f"{float(line[fault]):.3g}" for line in lines) for fault in FAULTS]
+        text.append(f"| {lines[0]['rule']} | {lines[0]['distances']} | {' | '.join(cells)} |")
+    return "\n".join(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--table", nargs="+", metavar="JSON", help="print a table of such files, and run nothing")
     parser.add_argument("--ranks", type=int, default=5)
     parser.add_argument("--bad", type=int, default=1)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
+    if options.table:
+        print(table([json.loads(Path(name).read_text()) for name in options.table]))
+        return
     torch.set_num_threads(1)
     modes = [(None, "sketch"), *MODES]
     found = iter(ratios(options.ranks, options.bad, [(*m, fault) for m in modes for fault in FAULTS], options.steps))
