@@ -36,9 +36,13 @@ def table(reports: list[dict[str, Any]]) -> str:
     """Markdown: a line per rule, in every cell the ratios of all reports."""
     text = [f"| rule | distances | {' | '.join(FAULTS)} |", "|---|---|" + "---|" * len(FAULTS)]
     for lines in zip(*(report["lines"] for report in reports), strict=True):
-        cells = [" / ".join(f"{float(line[fault]):.3g}" for line in lines) for fault in FAULTS]
+        cells = [" / ".join(_short(float(line[fault])) for line in lines) for fault in FAULTS]
         text.append(f"| {lines[0]['rule']} | {lines[0]['distances']} | {' | '.join(cells)} |")
     return "\n".join(text)
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.0f}"
 
 
 def main() -> None:
