@@ -9,6 +9,8 @@ import pytest
 from benchmarks.robust import VARIANTS, bytes_sent, network
 from experiments.robust import RULES, run, table
 from tests.docs.blocks import ROOT
+from tests.robust.grid import table as faults
+from tests.robust.training import FAULTS
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -33,3 +35,11 @@ def test_bytes_are_those_of_two_rings():
     assert bytes_sent("plain", 4, 1000) == 2 * 3 * 1000
     assert bytes_sent("sketch", 4, 1000) == 2 * 3 * 1000 + 3 * 256 * 4
     assert all(bytes_sent(name, 4, 10**6) < 1.01 * bytes_sent("plain", 4, 10**6) for name in VARIANTS)
+
+
+def test_the_page_has_the_table_of_the_faults():
+    reports = [json.loads((RESULTS / f"robust-faults-{ranks}.json").read_text()) for ranks in (5, 9)]
+    assert faults(reports) in (ROOT / "docs" / "robust.md").read_text()
+    for report in reports:
+        for line in report["lines"][1:]:  # every rule within 5% of the clean run
+            assert max(float(line[fault]) for fault in FAULTS) < 1.05
