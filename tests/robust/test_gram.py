@@ -113,7 +113,7 @@ def test_inner_products_are_kept_on_average(d):
     torch.manual_seed(0)
     x, y = torch.randn(2, d)
     y = x + 0.5 * y
-    found = np.array([float(sketch(x, [d // 3], seed=s) @ sketch(y, [d // 3], seed=s)) for s in range(300)])
+    found = np.array([float(sketch(x, [d // 3], seed=s) @ sketch(y, [d // 3], seed=s)) for s in range(120)])
     error = found.std() / np.sqrt(len(found))
     assert abs(found.mean() - float(x @ y)) < 4 * error
     assert found.std() < 2 * float(x.norm() * y.norm()) / np.sqrt(16)
@@ -140,8 +140,8 @@ def test_a_sketch_chooses_nearly_whom_the_gradients_choose():
 def test_signs_are_used_again_without_meeting_in_a_cell():
     """Rows of one number and four cells: 16 rows share four signs, and then others come."""
     ones = torch.ones(32)
-    found = np.array([float(sketch(ones, dim=4, seed=s, row=1).square().sum()) for s in range(400)])
-    assert abs(found.mean() - 32.0) < 4 * found.std() / 20
+    found = np.array([float(sketch(ones, dim=4, seed=s, row=1).square().sum()) for s in range(150)])
+    assert abs(found.mean() - 32.0) < 4 * found.std() / np.sqrt(150)
     apart = torch.zeros(32)
     apart[[0, 4]] = 1.0  # the same sign
     assert sketch(apart, dim=4, row=1).square().sum() == 2.0

@@ -85,7 +85,7 @@ def compare_all(rank, modes):
 def test_backward_gives_the_rule():
     """With exact distances, and with sketches that are longer than the gradient and so lose nothing."""
     modes = [(rule, "exact", 0.9, None) for rule in RULES]
-    modes += [(rule, "sketch", momentum, 4096) for rule in RULES[:4] for momentum in (0.9, 0.0)]
+    modes += [(rule, "sketch", 0.9, 4096) for rule in RULES[:4]] + [("multi-krum", "sketch", 0.0, 4096)]
     everyone = run_ranks(5, compare_all, modes, timeout=120.0)
     for mode, *ranks in zip(modes, *everyone, strict=True):
         for errors, left_out, gradient, metrics in ranks:

@@ -12,14 +12,13 @@ from tests.robust.training import FAULTS
 
 def test_five_ranks_one_bad():
     robust = [("multi-krum", "sketch", fault) for fault in FAULTS]
-    plain = [(None, "sketch", fault) for fault in ("nan", "times 1000")]
-    found = ratios(5, 1, robust + plain, steps=40)
+    plain = [(None, "sketch", "times 1000")]
+    found = ratios(5, 1, robust + plain, steps=30)
     for loss, metrics in found[:4]:
         assert loss < 1.05
         assert metrics["left_out_share_rank_0"] > 0.9
         assert metrics["left_out"] == 1.0
-    for loss, _ in found[4:]:
-        assert not loss < 1.05  # or NaN
+    assert found[4][0] > 10
 
 
 GRID = [(5, 1), (7, 2), (9, 3)]
