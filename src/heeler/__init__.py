@@ -25,7 +25,7 @@ __all__ = [
     "load",
     "save",
 ]
-_PACKAGES = ("diversity", "forecast", "herding", "ordering", "sketch", "stragglers")
+_PACKAGES = ("diversity", "forecast", "herding", "ordering", "robust", "sketch", "stragglers")
 
 
 def __getattr__(name: str) -> Any:

@@ -31,6 +31,7 @@ RUNS = [
     ("lightning_classifier.py", 1, ("--tiny",), "epoch  3  train loss"),
     ("accelerate_loop.py", 2, STATE, "epoch  3  train loss"),
     ("ddp.py", 2, STATE, "epoch  3  train loss"),
+    ("robust_ddp.py", 5, ("--tiny", "--checkpoint", "{folder}"), "left out, by rank: "),
     ("fsdp2.py", 2, ("--tiny",), "epoch 3  train loss"),
     ("slow_rank.py", 2, ("--tiny", "--slow", "1"), "the others wait for rank 1"),
 ]
