@@ -48,7 +48,7 @@ def select(
     Args:
         source: a handle, the path of a file that `heeler.save` wrote, what `handle.state_dict()` returned, a
             `SketchTable`, or the rows themselves: (N, K) float16, float32 or float64, NumPy or CPU torch, memory-mapped
-            too. It is not copied.
+            too. It is not copied. Or what `heeler.selection.rows_of` made of one of these.
         k: how many, or which fraction of all.
         method: `random`, `stratified`, `halve`, `kernel-thin`, `kernel-thin-linear`, `facility`, `match`, `glister`,
             `norm`, `influence`, `coverage` or `sparse`.

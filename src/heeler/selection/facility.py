@@ -32,7 +32,7 @@ def located(rows: Rows, ids: IntArray, k: int, rng: np.random.Generator) -> tupl
     counts = np.ones(ids.size)
     while True:
         parts = blocks(rows, ids, rng)
-        keep = k if len(parts) == 1 else max(k, ids.size // SHARE)
+        keep = k if len(parts) == 1 else max(k, ids.size // SHARE, len(parts))
         shares = proportional_parts(keep, [len(part) for part in parts])
         found = [_greedy(rows, ids[part], counts[part], own) for part, own in zip(parts, shares.tolist(), strict=True)]
         ids, counts = (np.concatenate(column) for column in zip(*found, strict=True))
@@ -40,9 +40,7 @@ def located(rows: Rows, ids: IntArray, k: int, rng: np.random.Generator) -> tupl
             return ids, counts
 
 
-def _greedy(
-    rows: Rows, ids: IntArray, counts: NDArray[np.float64], k: int
-) -> tuple[IntArray, NDArray[np.float64]]:
+def _greedy(rows: Rows, ids: IntArray, counts: NDArray[np.float64], k: int) -> tuple[IntArray, NDArray[np.float64]]:
     from heeler.selection import kernels
 
     points = rows.take(ids)
@@ -56,7 +54,7 @@ def _greedy(
     np.fill_diagonal(distance, 0)
     chosen, owner = np.empty(k, np.int64), np.empty(ids.size, np.int64)
     kernels.lazy_greedy(distance, counts, chosen, owner)
-    return ids[chosen], np.bincount(owner, counts, minlength=k)
+    return ids[chosen], np.bincount(owner, counts, minlength=k).astype(np.float64)
 
 
 def blocks(rows: Rows, ids: IntArray, rng: np.random.Generator) -> list[IntArray]:

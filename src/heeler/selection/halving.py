@@ -23,9 +23,7 @@ def halve(problem: Problem) -> Chosen:
     return problem.each(lambda ids, k: halved(problem.rows, problem.rng.permutation(ids), k, error))
 
 
-def halved(
-    rows: Rows, ids: IntArray, k: int, error: NDArray[np.float64]
-) -> tuple[IntArray, NDArray[np.float64]]:
+def halved(rows: Rows, ids: IntArray, k: int, error: NDArray[np.float64]) -> tuple[IntArray, NDArray[np.float64]]:
     """k of `ids`, paired in the given order, and their weights. error (K,) is kept up to date; ids is scratch."""
     from heeler.selection import kernels
 

@@ -91,8 +91,8 @@ def kernel_halve(gram, start, left, right, uniforms, base, sigma, length):
             sigma += 2 * square * max(0.0, 0.5 + (square / (2 * threshold) - 1) * sigma / threshold)
         alpha = base[a] - base[b]
         for j in range(i):
-            r, l = right[j] - start, left[j] - start
-            alpha += gram[a, r] - gram[a, l] - gram[b, r] + gram[b, l]
+            on_right, on_left = right[j] - start, left[j] - start
+            alpha += gram[a, on_right] - gram[a, on_left] - gram[b, on_right] + gram[b, on_left]
         second = uniforms[i] <= 0.5 * (1 - alpha / (threshold if threshold > 0 else 1.0))
         left[i] = start + (b if second else a)
         right[i] = start + (a if second else b)

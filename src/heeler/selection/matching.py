@@ -108,7 +108,7 @@ def _newton(points: Array, active: NDArray[np.bool_], penalty: float, slope: Flo
         gram += own.T @ own
     gram /= penalty
     gram[np.diag_indices(dim)] += 1
-    return np.linalg.solve(gram, slope)
+    return np.asarray(np.linalg.solve(gram, slope), np.float64)
 
 
 def _products(points: Array, vector: Floats) -> Floats:

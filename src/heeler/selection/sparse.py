@@ -22,9 +22,9 @@ def sparse(problem: Problem) -> Chosen:
 
     min ½‖A − CA‖² + λ Σ_j ‖C_:j‖ + (γ/2) tr(C S Cᵀ) + μ Σ_ij d_ij C_ij: group sparsity, diversity (S_jl, the cosine of
     rows j and l, makes it costly to rebuild a row from two that are alike) and locality (a row is rebuilt from near
-    ones); d are distances over their mean, rows have mean square 1. The paper's diversity term is a graph cut of the groups; this
-    quadratic takes its place, so that one accelerated proximal gradient solves it all. λ is halved until at least k
-    columns are above zero; the k of largest ‖C_:j‖ are chosen. Weights are Σ_i C_ij, scaled to sum to N.
+    ones); d are distances over their mean, rows have mean square 1. The paper's diversity term is a graph cut of the
+    groups; this quadratic takes its place, so that one accelerated proximal gradient solves it all. λ is halved until
+    at least k columns are above zero; the k of largest ‖C_:j‖ are chosen. Weights are Σ_i C_ij, scaled to sum to N.
     """
     return problem.each(lambda ids, k: _represented(problem, ids, k))
 
@@ -54,7 +54,7 @@ def representatives(points: Floats, k: int) -> tuple[Floats, Floats]:
     np.fill_diagonal(distance, 0)
     distance /= max(distance.mean(), 1e-300)
     units = points / np.sqrt(np.maximum(squares, 1e-300))[:, None]  # S = units · unitsᵀ
-    steepest = np.linalg.norm(points, 2) ** 2 + DIVERSITY * np.linalg.norm(units, 2) ** 2
+    steepest = float(np.linalg.norm(points, 2) ** 2 + DIVERSITY * np.linalg.norm(units, 2) ** 2)
     start = np.maximum(points @ points.T - LOCALITY * distance, 0)
     penalty = float(np.linalg.norm(start, axis=0).max())  # from here on C = 0
     coefficients = np.zeros((count, count))
@@ -67,9 +67,7 @@ def representatives(points: Floats, k: int) -> tuple[Floats, Floats]:
     return sizes, coefficients.sum(axis=0)
 
 
-def solved(
-    points: Floats, distance: Floats, units: Floats, penalty: float, steepest: float, start: Floats
-) -> Floats:
+def solved(points: Floats, distance: Floats, units: Floats, penalty: float, steepest: float, start: Floats) -> Floats:
     """Accelerated proximal gradient (FISTA) from `start`; its step is 1 / steepest."""
     now, ahead, momentum = start, start, 1.0
     for _ in range(STEPS):
@@ -79,7 +77,7 @@ def solved(
         change = following - now
         ahead = following + (momentum - 1) / later * change
         now, momentum = following, later
-        if np.linalg.norm(change) <= TOLERANCE * max(np.linalg.norm(now), LEAST):
+        if np.linalg.norm(change) <= TOLERANCE * np.linalg.norm(now) + LEAST:
             break
     return now
 
