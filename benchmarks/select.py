@@ -28,12 +28,11 @@ def bench_select(
     """One run of each method on a mixture, after one on a small table to compile.
 
     Returns:
-        read_seconds, of reading the rows once in file order and adding them up, and per method seconds, cpu_seconds of all
-        threads, ratio to that,
-        peak_memory_ratio (one plus what the process came to hold during it beyond what it held before, in tables;
-        memory that an earlier method has had is not seen again, so the most frugal goes first), error and mmd and those
-        of random subsets, and the sum of the weights. The seconds are those of the whole call: checking and the
-        comparison with random subsets too.
+        read_seconds, of reading the rows once in file order and adding them up, and per method seconds, cpu_seconds (of
+        all threads), ratio of the seconds to that read, peak_memory_ratio (one plus what the process came to hold
+        during it beyond what it held before, in tables; memory that an earlier method has had is not seen again, so the
+        most frugal goes first), error and mmd and those of random subsets, and the sum of the weights. The seconds are
+        those of the whole call: checking and the comparison with random subsets too.
     """
     small, _ = mixture(2048, dim, dtype, seed)
     for method in methods:

@@ -84,6 +84,7 @@ def test_facility_equals_greedy(k):
 
 def test_facility_by_blocks_still_counts_everyone(monkeypatch):
     monkeypatch.setattr(facility, "BLOCK", 16)
+    monkeypatch.setattr(facility, "SMALL_BLOCK", 16)
     rows = np.repeat(np.eye(4), 50, axis=0) * 9 + np.random.default_rng(0).standard_normal((200, 4)) * 0.01
     for k in (4, 5, 40, 200):
         chosen = heeler.select(rows, k, "facility")

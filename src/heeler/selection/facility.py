@@ -11,8 +11,10 @@ from heeler.selection.problem import Problem
 from heeler.selection.result import Chosen
 from heeler.selection.source import Rows
 
-BLOCK = 1024
-"""Examples that are compared with one another, at most."""
+SMALL_BLOCK, BLOCK = 1024, 4096
+"""Examples that are compared with one another: BLOCK at most, fewer where there are many."""
+DISTANCES = 10**9
+"""About as many are computed in a pass: blocks of 4,096 up to 240,000 examples, of 1,024 from a million on."""
 SHARE = 16
 """One pass keeps at least a SHARE-th of the examples; for a smaller k, passes over what is left follow."""
 
@@ -20,7 +22,7 @@ SHARE = 16
 def facility(problem: Problem) -> Chosen:
     """Greedily maximise Σ_i max_{j∈S} (c − ‖g_i − g_j‖), class by class; a weight is the size of a cluster.
 
-    Up to BLOCK examples of a class this is lazy greedy, which takes what greedy takes. More are first divided into
+    Up to 4,096 examples of a class this is lazy greedy, which takes what greedy takes. More are first divided into
     blocks of near ones, by medians along differences of random rows, and every block chooses its part of k for itself;
     then no distance between blocks counts. Weights sum to N.
     """
@@ -58,11 +60,12 @@ def _greedy(rows: Rows, ids: IntArray, counts: NDArray[np.float64], k: int) -> t
 
 
 def blocks(rows: Rows, ids: IntArray, rng: np.random.Generator) -> list[IntArray]:
-    """Places in `ids`, in blocks of at most BLOCK: cut in halves along the difference of two random rows."""
+    """Places in `ids`, in blocks: cut in halves along the difference of two random rows."""
+    largest = min(max(DISTANCES // ids.size, SMALL_BLOCK), BLOCK)
     waiting, done = [np.arange(ids.size)], []
     while waiting:
         part = waiting.pop()
-        if part.size <= BLOCK:
+        if part.size <= largest:
             done.append(part)
             continue
         a, b = rows.take(ids[rng.choice(part, 2, replace=False)])
