@@ -68,7 +68,7 @@ def test_the_pages_state_what_rules_declare():
 def test_versions_agree():
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.search(r"^version: (.+)$", citation, re.MULTILINE)[1] == heeler.__version__
-    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == heeler.__version__
+    assert re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == heeler.__version__
     assert f"writes format {VERSION} and reads format {VERSION}" in STABILITY
 
 

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 import heeler
 from heeler.herding import SketchTable
-from heeler.selection import proportional_parts
+from heeler.selection import proportional_parts, static
 
 ROWS = np.random.default_rng(0).standard_normal((30, 5)).astype(np.float32)
 
@@ -146,6 +147,29 @@ def test_a_handle_and_its_saved_state(tmp_path):
         assert np.array_equal(heeler.select(source, 10, "norm").indices, chosen.indices)
     # A short last batch (6 of 8) counts the same: every score is its example's own gradient norm.
     assert chosen.scores == pytest.approx(np.linalg.norm(own, axis=1), rel=2e-3)
+
+
+def test_a_handles_table_is_held_while_it_is_read(monkeypatch):
+    handle, _ = trained()
+    lock, drain, held = threading.Lock(), handle.session.drain, []
+
+    def checked(**how):
+        assert not lock.locked()  # the planner would wait for ever
+        return drain(**how)
+
+    monkeypatch.setattr(handle.session, "drain", checked)
+    monkeypatch.setattr(handle.session.planner, "reading", lambda: lock)
+    monkeypatch.setitem(heeler.selection.METHODS, "spy", lambda p: held.append(lock.locked()) or static.random(p))
+    heeler.select(handle, 3, "spy")
+    assert held == [True]
+    assert not lock.locked()
+
+
+def test_a_worker_that_does_not_see_all_is_refused(monkeypatch):
+    handle, _ = trained()
+    monkeypatch.setattr(type(handle.session.planner), "sees_all", False)
+    with pytest.raises(ValueError, match="select on rank 0"):
+        heeler.select(handle, 3)
 
 
 def test_an_order_without_a_table_is_refused(tmp_path):

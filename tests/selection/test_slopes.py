@@ -13,18 +13,20 @@ from experiments.subsets import endless, parted, table_of
 
 
 def test_on_a_mixture():
-    found = slopes(mixture(4096, 8, "float32", 1)[0], ("random", "halve", "kernel-thin"), range(2, 7), 2)
+    found = slopes(mixture(4096, 8, "float32", 1)[0], ("random", "halve"), range(2, 7), 3)
     assert -0.8 < found["random"]["error"]["slope"] < -0.35
     assert found["halve"]["error"]["slope"] < -0.85  # 1/k: a random subset has 1/√k
-    assert found["kernel-thin"]["mmd"]["slope"] < found["random"]["mmd"]["slope"] - 0.08
     for k in range(5):
         assert found["halve"]["error"]["values"][k] < found["random"]["error"]["values"][k] / 2
+    found = slopes(mixture(1024, 8, "float32", 1)[0], ("random", "kernel-thin"), range(2, 6), 2)
+    assert found["kernel-thin"]["mmd"]["slope"] < -0.6
+    for k in range(4):
         assert found["kernel-thin"]["mmd"]["values"][k] < found["random"]["mmd"]["values"][k] / 2
 
 
 def test_on_the_digits_table():
     """There k is below K, so the slope is not yet −1; the errors are below chance all the same."""
-    found = slopes(digits_table(), ("random", "halve"), range(1, 4), 1)
+    found = slopes(digits_table(epochs=1), ("random", "halve"), range(1, 4), 1)
     assert found["halve"]["error"]["slope"] < -0.6
     assert np.all(np.array(found["halve"]["error"]["values"]) < np.array(found["random"]["error"]["values"]) / 2)
 

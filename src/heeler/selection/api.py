@@ -16,7 +16,7 @@ from heeler.selection.parts import count_of, strata_of
 from heeler.selection.problem import Problem
 from heeler.selection.result import Chosen, Selection
 from heeler.selection.scores import coverage, influence, norm
-from heeler.selection.source import checked, rows_of
+from heeler.selection.source import checked, opened, rows_of
 from heeler.selection.sparse import sparse
 from heeler.selection.static import random, stratified
 from heeler.selection.thinning import kernel_thin, kernel_thin_linear
@@ -58,6 +58,12 @@ def select(
     """
     if method not in METHODS:
         raise ValueError(f"there is no method {method!r}: choose among {', '.join(METHODS)}")
+    source, hold = opened(source)
+    with hold:
+        return _select(source, k, method, labels, target, seed)
+
+
+def _select(source: Any, k: Any, method: str, labels: Any, target: Any, seed: int) -> Selection:
     rows = rows_of(source)
     strata = strata_of(labels, count_of(k, len(rows)), len(rows))
     goal = None

@@ -42,10 +42,11 @@ def proportional_parts(k: int, sizes: Sequence[int] | IntArray) -> IntArray:
         )
     exact = k * (room / room.sum())
     parts = np.clip(np.floor(exact).astype(np.int64), 1, room)
-    while parts.sum() != k:  # one at a time, where it is missed most: some were raised to 1, or rounded down
-        step = 1 if parts.sum() < k else -1
-        free = parts < room if step > 0 else parts > 1
-        parts[np.argmax(np.where(free, step * (exact - parts), -np.inf))] += step
+    while (missing := int(k - parts.sum())) != 0:  # some were rounded down, or raised to 1
+        step = 1 if missing > 0 else -1
+        free = np.flatnonzero(parts < room if step > 0 else parts > 1)
+        most = np.argsort(-step * (exact - parts)[free], kind="stable")
+        parts[free[most[: abs(missing)]]] += step
     return parts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +41,8 @@ class Rows:
         return np.float64 if self.floats.dtype == np.float64 else np.float32
 
     def take(self, rows: Any) -> Array:
-        """(n, K) some rows, or a slice of them, as a new array in working precision."""
-        return np.asarray(self.floats[rows]).astype(self.precision)
+        """(n, K) some rows in working precision: a new array for row numbers, perhaps a view for a slice."""
+        return np.asarray(self.floats[rows]).astype(self.precision, copy=False)
 
     def project(self, rows: IntArray, vector: Array) -> Array:
         """(n,) ⟨row, vector⟩ in working precision."""
@@ -67,7 +68,7 @@ def rows_of(source: Any) -> Rows:
     """
     if isinstance(source, Rows):
         return source
-    floats, seen, scale = _opened(source)
+    floats, seen, scale = _parts(opened(source)[0])
     if seen is not None and not seen.all():
         missing = np.flatnonzero(~seen)
         raise ValueError(
@@ -76,6 +77,26 @@ def rows_of(source: Any) -> Rows:
             "seen: seen = np.flatnonzero(table.seen); seen[heeler.select(table.sketches(seen), k).indices]"
         )
     return checked(floats, scale)
+
+
+def opened(source: Any) -> tuple[Any, AbstractContextManager[Any]]:
+    """A handle's table and what to hold while it is read; anything else as it is.
+
+    The table is asked for before the lock is: a handle first files what is under way, which takes the same lock.
+    """
+    if not (hasattr(source, "session") and hasattr(source, "table")):
+        return source, nullcontext()
+    planner = source.session.planner
+    if not planner.sees_all:
+        raise ValueError(
+            "this worker's table does not hold all examples: select on rank 0 after handle.consolidate() and send the "
+            "indices; workers with shards of their own can each select their part, see "
+            "heeler.selection.proportional_parts"
+        )
+    table = source.table
+    if table is None:
+        raise ValueError("this order keeps no sketches of examples: train with Sampler(order='herd'), or give the rows")
+    return table, planner.reading()
 
 
 def checked(floats: Any, scale: float = 1.0, what: str = "") -> Rows:
@@ -95,7 +116,7 @@ def checked(floats: Any, scale: float = 1.0, what: str = "") -> Rows:
     return Rows(floats, bits, squares, scale)
 
 
-def _opened(source: Any) -> tuple[Any, Any, float]:
+def _parts(source: Any) -> tuple[Any, Any, float]:
     """(rows (N, K), seen (N,) or None, scale)."""
     if isinstance(source, (str, os.PathLike)):
         from heeler.ordering.checkpoint import read
@@ -103,18 +124,6 @@ def _opened(source: Any) -> tuple[Any, Any, float]:
         source = read(source)
     if isinstance(source, dict):
         return _stored(source)
-    if hasattr(source, "session") and hasattr(source, "table"):  # a handle
-        if not source.session.planner.sees_all:
-            raise ValueError(
-                "this worker's table does not hold all examples: select on rank 0 after handle.consolidate() and send "
-                "the indices; workers with shards of their own can each select their part, see "
-                "heeler.selection.proportional_parts"
-            )
-        source = source.table
-        if source is None:
-            raise ValueError(
-                "this order keeps no sketches of examples: train with Sampler(order='herd'), or give the rows"
-            )
     if isinstance(source, SketchTable):
         return source.rows, source.seen, source.scale
     return source, None, 1.0
