@@ -208,3 +208,20 @@ def test_mmd_is_that_of_a_gaussian_kernel():
     exact = np.sqrt(gram[np.ix_(own, own)].mean() - 2 * gram[own].mean() + gram.mean())
     assert chosen.mmd == pytest.approx(exact, rel=0.15)
     assert heeler.select(ROWS, 60, "random").mmd < 1e-12
+
+
+@pytest.mark.parametrize("method", [m for m in ALL if m != "stratified"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_tiny_tables(method, count):
+    rows = np.arange(1.0, count + 1)[:, None]
+    for k in range(1, count + 1):
+        chosen = heeler.select(rows, k, method, target=rows)
+        assert 1 <= len(set(chosen.indices.tolist())) <= k
+        assert np.isfinite(chosen.weights).all()
+
+
+def test_rows_that_cancel():
+    rows = np.array([[1.0], [-1.0], [1.0], [-1.0]])
+    with pytest.raises(ValueError, match="add up to zero"):
+        heeler.select(rows, 2, "match")
+    assert heeler.select(rows, 4, "halve").weights.sum() == 4

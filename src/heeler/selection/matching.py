@@ -27,7 +27,10 @@ def match(problem: Problem) -> Chosen:
     labels, each class is matched to its own sum. It ends with fewer than k when no ⟨g_i, r⟩ is positive or when rounds
     are used up. Weights do not sum to N, but nearly.
     """
-    return problem.each(lambda ids, k: matched(problem.rows, ids, k))
+    found = problem.each(lambda ids, k: matched(problem.rows, ids, k))
+    if found.indices.size == 0:
+        raise ValueError("the rows add up to zero, and so does the empty subset: use method='halve'")
+    return found
 
 
 def matched(rows: Rows, ids: IntArray, k: int) -> tuple[IntArray, Floats]:

@@ -43,6 +43,11 @@ class Problem:
         return self.target
 
 
+LEAST_ROUNDS = 16
+OPERATIONS = 1e11
+"""Some seconds of one core."""
+
+
 def rounds_for(k: int, work: float, share: float) -> int:
     """In how many rounds a greedy method takes k examples of a class, each round its part of k.
 
@@ -50,8 +55,3 @@ def rounds_for(k: int, work: float, share: float) -> int:
     round while OPERATIONS · share are enough for that, and never fewer than LEAST_ROUNDS.
     """
     return int(min(k, max(LEAST_ROUNDS, OPERATIONS * share // work)))
-
-
-LEAST_ROUNDS = 16
-OPERATIONS = 1e11
-"""Some seconds of one core."""
