@@ -45,11 +45,11 @@ def test_chooses_what_goodpoints_chose(case):
 def test_equals_its_twin(name, panel, monkeypatch):
     monkeypatch.setattr(thinning, "PANEL", panel)
     rng = np.random.default_rng(3)
-    points, uniforms = rng.standard_normal((48, 3)), rng.uniform(size=(2, 24))
+    points, uniforms = rng.standard_normal((96, 3)), rng.uniform(size=(4, 48))
     sets = thinning.split(points, KERNELS[name], uniforms)
     gram = KERNELS[name](points, points)
     assert sets.tolist() == reference.kt_split(gram, uniforms)
-    assert thinning.swap(points, sets, KERNELS[name], 48).tolist() == reference.kt_swap(gram, sets.tolist())
+    assert thinning.swap(points, sets, KERNELS[name], 96).tolist() == reference.kt_swap(gram, sets.tolist())
 
 
 @pytest.mark.parametrize("method", ["kernel-thin", "kernel-thin-linear"])
