@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "select.md").read_text()
 
 
-@pytest.mark.parametrize("task", ["digits", "hmda"])
+@pytest.mark.parametrize("task", ["digits", "digits-mlp", "hmda"])
 def test_training_on_subsets(task):
     kept = json.loads((ROOT / "benchmarks" / "results" / f"subsets-{task}.json").read_text())
     assert kept["setting"]["task"] == task
