@@ -113,7 +113,8 @@ class Cursors:
             indices = np.asarray(numbers, np.int64)
             if not np.array_equal(indices, expected):
                 self._rebatch()
-                self.sequence[start : start + len(indices)] = indices
+                room = self.sequence[start : start + len(indices)]  # less where a batch sampler adds examples
+                room[:] = indices[: len(room)]
         size = len(expected) if indices is None else len(indices)
         self._given = min(start + size, self.length)
         if self._ids is not None:
