@@ -18,6 +18,7 @@ from heeler.ordering import labels
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.setup import Setup, default_dim
+from heeler.selection.subset import Subset
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.budget import Layers
 from heeler.sketch.compiled import HooksNotTraced, is_compiled
@@ -131,7 +132,7 @@ def explain(
     workers = workers or (1 if ranks is None else len(ranks.workers))
     own = dataset if isinstance(dataset, int) else len(dataset) if hasattr(dataset, "__len__") else 0
     given = None if strata is None or own < 1 else strata_of(strata, own)
-    setup = Setup(max(own, 1), batch_size, order, dim, refresh, 0, workers, 0, shards, False, given)
+    setup = Setup(Subset(max(own, 1)), batch_size, order, dim, refresh, 0, workers, 0, shards, False, given)
     rule = setup.rule
     findings = list(checks.of_parts(model, dataset, own))
     examples = own * workers if shards == "local" else own

@@ -60,7 +60,7 @@ class HeelerCallback(Callback):
         assert self.sampler is not None
         loader = _only_loader(trainer)
         if not isinstance(batches_of(loader).sampler, Order):  # reload_dataloaders_every_n_epochs
-            if len(loader.dataset) != self.handle.session.setup.examples:
+            if len(loader.dataset) != self.handle.session.setup.subset.length:
                 raise ValueError("the reloaded training data has another length: Heeler orders one set of examples")
             batches_of(loader).sampler = Order(self.sampler)
 

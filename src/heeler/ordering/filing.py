@@ -252,6 +252,15 @@ class Filing:
             "cannot be split): print(handle.coverage)"
         )
 
+    def left_out(self, rows: int) -> None:
+        """So many rows were about examples outside the sampler's subset."""
+        self.filed -= rows
+        self._say(
+            "subset",
+            "sketches were left out, because the loader handed out examples that are not in the sampler's subset: its "
+            "batch sampler adds others than the sampler yields",
+        )
+
     def _ignore(self, why: str) -> None:
         self.ignored += 1
         self._say(why, "a backward pass was left out of the sketches: %s; %s. handle.ignored_passes counts", why, NAME)

@@ -102,7 +102,10 @@ class Handle:
 
     @property
     def table(self) -> SketchTable | None:
-        """The newest sketch of every example; None where the rule keeps none. Of many workers, rank 0's has all."""
+        """The newest sketch of every example; None where the rule keeps none. Of many workers, rank 0's has all.
+
+        Of a sampler with a subset, row j is of the example `sampler.subset[j]`.
+        """
         self.session.drain(wait=True)
         return self.session.rule.table
 
@@ -124,9 +127,11 @@ class Handle:
         with handle.examples(batch_indices):
             loss_fn(model(x), y).backward()
         """
-        named, count = np.asarray(indices, dtype=np.int64), self.session.setup.examples
+        subset = self.session.setup.subset
+        named, count = np.asarray(indices, dtype=np.int64), subset.length
         if named.ndim != 1 or named.size == 0 or named.min() < 0 or named.max() >= count:
             raise ValueError(f"indices must be a list of numbers in 0..{count - 1}, one per example")
+        subset.check(named)
         return self.session.naming(named)
 
     def paused(self) -> AbstractContextManager[None]:
@@ -154,8 +159,9 @@ class Handle:
         table = self.table
         if table is None:
             raise ValueError("this order keeps no sketches of examples: there is nothing to compare")
+        subset = self.session.subset_of_table
         with self.session.paused(), self.session.planner.reading():
-            return verify(self.sketcher, table, loss_of, examples, seed)
+            return verify(self.sketcher, table, loss_of, examples, seed, subset.numbers_of)
 
     # State and numbers
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Literal
 
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.herding import OrderingRule
-from heeler.herding.strata import strata_of
+from heeler.herding.strata import Strata, strata_of
 from heeler.herding.validate import IntArray
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.session import Session
 from heeler.ordering.setup import Links, Setup
+from heeler.selection import Selection
+from heeler.selection.subset import Subset
 
 
 class Sampler(DistributedSampler[Any]):
@@ -24,7 +30,7 @@ class Sampler(DistributedSampler[Any]):
         loader = DataLoader(dataset, batch_size=64, sampler=sampler)
 
     The first epoch's order is random; from the second on it comes from what `attach` saw of the gradients. Every epoch
-    yields every example once (see `drop_last`), whatever the loop does.
+    yields every example once (see `drop_last`), whatever the loop does; of a `subset`, every chosen one.
 
     Args:
         dataset: a dataset, or the number of its examples.
@@ -38,6 +44,9 @@ class Sampler(DistributedSampler[Any]):
         strata: (N,) integers or strings, one per example of `dataset`: its class, source or length bucket. Every batch
             then gets its share of each. For the orders "stratified", which needs them, and "herd", which uses them
             beside the gradients. They are no part of the saved state: give them again after a restart.
+        subset: train on these examples only: what `heeler.select` returns, its `as_dict()`, or the (k,) numbers of the
+            chosen examples in `dataset`. Orders are of the subset, indices are the dataset's. `weights` has the weights
+            for the loss. Give the same again after a restart. With `shards="local"` it is of this worker's dataset.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
             `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
             every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway, and so do
@@ -61,6 +70,7 @@ class Sampler(DistributedSampler[Any]):
         order: str | OrderingRule = "herd",
         dim: int | None = None,
         strata: Any = None,
+        subset: Selection | Mapping[str, Any] | ArrayLike | None = None,
         refresh: int = REFRESH,
         seed: int = 0,
         num_replicas: int | None = None,
@@ -79,8 +89,9 @@ class Sampler(DistributedSampler[Any]):
             num_replicas, rank = num_replicas or size, own if rank is None else rank
             ranks = ranks if (num_replicas, rank) == (size, own) and size > 1 else None
         workers, rank = num_replicas or 1, rank or 0
-        found = None if strata is None or len(sized) == 0 else strata_of(strata, len(sized))
-        setup = Setup(len(sized), batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last, found)
+        part = Subset(len(sized), subset)
+        found = None if strata is None or len(part) == 0 else _strata_in(part, strata)
+        setup = Setup(part, batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last, found)
         self.session = Session(setup, Links(setup, ranks, exchange_timeout))
         """Owner of the epoch's state; what `attach` joins to a model."""
         # What DistributedSampler's own constructor would set, but for `epoch`, which the session owns. The class is
@@ -107,8 +118,25 @@ class Sampler(DistributedSampler[Any]):
         return self.session.indices
 
     @property
+    def subset(self) -> IntArray | None:
+        """(k,) the dataset's numbers of the chosen examples, ascending, as are the table's rows; None: all of them."""
+        return self.session.setup.subset.numbers
+
+    @property
+    def weights(self) -> Tensor:
+        """(N,) float32: how much the loss of each example of the dataset counts.
+
+        The subset's weights, with mean 1 over the chosen examples (of all workers), so that learning rates keep their
+        meaning; 0 for the others. 1 for every example where there is no subset, or one without weights.
+        """
+        return torch.from_numpy(self.session.setup.subset.weights(self.session.links.mean_weight))
+
+    @property
     def strata(self) -> IntArray | None:
-        """(N,) codes 0..S-1 of the strata of this worker's dataset, in the order of their sorted names, if any."""
+        """(N,) codes 0..S-1 of the strata of this worker's dataset, in the order of their sorted names, if any.
+
+        Of a subset, (k,) those of the chosen examples, in ascending order.
+        """
         strata = self.session.setup.strata
         return None if strata is None else strata.codes
 
@@ -120,13 +148,21 @@ class Sampler(DistributedSampler[Any]):
         """
         self.session.ask_for(epoch)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Where this sampler stands, O(1) and small: for torchdata's `StatefulDataLoader`, on every draw.
 
         Orders that come from gradients need the full state: `handle.state_dict()`.
         """
         return self.session.position()
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken. The handle's state, if it was loaded, knows better and stands."""
         self.session.load_position(state)
+
+
+def _strata_in(subset: Subset, strata: Any) -> Strata:
+    """Of the chosen examples; they are given for the whole dataset."""
+    whole = strata_of(strata, subset.length)
+    if subset.numbers is None:
+        return whole
+    return strata_of(np.asarray(whole.names)[whole.codes[subset.numbers]], len(subset))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from heeler.herding import OrderingRule
@@ -23,7 +24,8 @@ from heeler.ordering.filing import Filing, Stamp, added_up, sum_of
 from heeler.ordering.planner import Planner
 from heeler.ordering.refresh import is_due
 from heeler.ordering.setup import Links, Setup, default_dim, make_planner
-from heeler.ordering.state import StateError, check_state
+from heeler.ordering.state import StateError, check_state, check_subset, subset_state
+from heeler.selection.subset import ALL, Subset
 
 ENOUGH = 0.9
 """The share of an epoch that must have been trained on for its sketches to last."""
@@ -58,8 +60,8 @@ class Session:
         self.dim = setup.dim or setup.rule.dim or default_dim(sum(links.shard_sizes or (setup.examples,)))
         """Numbers per sketch."""
         self.planner: Planner = make_planner(setup, links, self.dim)
-        self.indices: IntArray = self.planner.indices
-        """This worker's indices in the current epoch."""
+        self.indices: IntArray = self._planned()
+        """This worker's indices in the current epoch: of its dataset, as are all numbers here but the planner's."""
         self.ids: Ids | None = None
         """Tells the numbers of a batch's examples, where the user knows better than the loader."""
         self.cursors = self._cursors()
@@ -75,6 +77,18 @@ class Session:
     def rule(self) -> OrderingRule:
         """The ordering rule, with all that it has seen."""
         return self.planner.rule
+
+    @property
+    def subset_of_table(self) -> Subset:
+        """Which examples the rows of this rank's table are of; raises where they are of several workers' subsets."""
+        if self.setup.is_coordinated and self.links.shard_sizes is not None:
+            if self.links.subset != ALL:
+                raise ValueError(
+                    "the table holds subsets of several workers' own examples side by side, whose numbers are known to "
+                    "those workers alone: heeler.selection.select_together gives every worker its own part"
+                )
+            return Subset(sum(self.links.shard_sizes))
+        return self.setup.subset
 
     @property
     def takes_sketches(self) -> bool:
@@ -110,7 +124,7 @@ class Session:
             agree(self.links.workers, {"the numbers per sketch": source.dim})
         if self.rule.needs_vectors:
             self._adopt_dim(source.dim)
-        self._source, self.ids, self._version = source, ids, source.weights_version
+        self._source, self.ids, self._version = source, ids and self._ids_in_subset(ids), source.weights_version
         self.cursors = self._cursors(self.cursors.start)
         source.sketching = self.takes_sketches
 
@@ -132,7 +146,7 @@ class Session:
             raise RuntimeError("attach the model before the first epoch: sketches of another size were taken")
         self.dim = dim
         self.planner = make_planner(self.setup, self.links, dim)
-        self.indices = self.planner.indices
+        self.indices = self._planned()
 
     # What the sketcher tells: see `heeler.sketch.SketchListener`
 
@@ -205,12 +219,38 @@ class Session:
 
     def _deliver(self, *, wait: bool = False) -> None:
         for indices, vectors in self.filing.receive(self.cursors, self.rule.keeps_table, wait=wait):
-            self.planner.observe(indices, vectors)
+            self._observe(indices, vectors)
 
     def _start_early(self, *, sketched: bool) -> None:
         if self.planner.wants_start(self.cursors.trained, len(self.indices), sketched=sketched):
             self._deliver(wait=True)
             self.planner.start()
+
+    # The planner, its rule and table number the examples of the subset, 0..k-1. All else has the dataset's numbers.
+
+    def _planned(self) -> IntArray:
+        return self.setup.subset.numbers_of(self.planner.indices)
+
+    def _observe(self, examples: IntArray, vectors: NDArray[np.float32]) -> None:
+        rows = self.setup.subset.rows_of(examples)
+        known = rows >= 0
+        if known.all():
+            self.planner.observe(rows, vectors)
+            return
+        self.filing.left_out(int((~known).sum()))
+        if known.any():
+            self.planner.observe(rows[known], vectors[known])
+
+    def _ids_in_subset(self, ids: Ids) -> Ids:
+        if self.setup.subset.numbers is None:
+            return ids
+
+        def checked(batch: Any) -> IntArray:
+            found = np.asarray(ids(batch)).astype(np.int64).reshape(-1)
+            self.setup.subset.check(found)
+            return found
+
+        return checked
 
     # Epochs
 
@@ -228,7 +268,7 @@ class Session:
         """File all that can be filed."""
         self.drain(wait=True)
         for indices, vectors in self.filing.settle():
-            self.planner.observe(indices, vectors)
+            self._observe(indices, vectors)
 
     def _begin_epoch(self) -> None:
         self._settle()
@@ -271,9 +311,10 @@ class Session:
             self._sketches_began += 1  # an epoch that was cut short has left examples without a sketch: one more
         if misfiled.size:
             self._sketches_began = self.epoch + 1  # start again
-            self.planner.forget(misfiled)
+            rows = self.setup.subset.rows_of(misfiled)
+            self.planner.forget(rows[rows >= 0])
         self.planner.next_order()
-        self.indices = self.planner.indices
+        self.indices = self._planned()
         self.epoch += 1
 
     @property
@@ -298,7 +339,7 @@ class Session:
         if self.epoch < epoch <= self.epoch + FAST_FORWARD:
             for _ in range(epoch - self.epoch):
                 self.planner.next_order()
-            self.indices = self.planner.indices
+            self.indices = self._planned()
         self.epoch = max(epoch, self.epoch)
         self._sketches_began = self.epoch  # whatever there is, it is not of the epochs before this one
 
@@ -324,6 +365,7 @@ class Session:
             "examples": self.setup.examples,
             "dim": self.dim,
             "sketches_began": self._sketches_began,
+            **subset_state(self.links.subset, self.setup.subset, self.links.shard_sizes is None),
             **self.planner.state_dict(),
         }
 
@@ -331,6 +373,7 @@ class Session:
         """Go on where `state_dict` was taken; raises before anything is changed if the state does not fit."""
         if "rule" not in state:
             raise StateError("this state is not the leader's: load what rank 0 saved, on every rank")
+        check_subset(state, self.links.subset)
         sizes = self.links.shard_sizes
         check_state(state, sum(sizes or (state.get("examples", 0),)))
         if sizes is None:
@@ -342,7 +385,7 @@ class Session:
         same_workers = self.planner.load_state_dict(state)
         self._pop()  # whatever was under way belongs to another run
         self.filing = Filing()
-        self.indices = self.planner.indices
+        self.indices = self._planned()
         self.epoch = state["epoch"]
         self._sketches_began = state["sketches_began"]
         self._resume_at(self._own_position(state) if same_workers else 0, over=state["over"])
@@ -353,12 +396,14 @@ class Session:
         own = known[self.setup.rank] if self.setup.rank < len(known) else -1
         return min(own if own >= 0 else state["trained"], len(self.indices))
 
-    def position(self) -> dict[str, int]:
+    def position(self) -> dict[str, Any]:
         """Where the loader stands: small, and O(1) to make."""
-        return {"epoch": self.epoch, "drawn": self.cursors.drawn, "examples": self.setup.examples}
+        place = {"epoch": self.epoch, "drawn": self.cursors.drawn, "examples": self.setup.examples}
+        return place if self.links.subset == ALL else {**place, "subset": self.links.subset}
 
-    def load_position(self, state: dict[str, int]) -> None:
+    def load_position(self, state: dict[str, Any]) -> None:
         """Go on where `position` was taken. The full state, if it was loaded, knows better and stands."""
+        check_subset(state, self.links.subset)
         self._check_length(state["examples"])
         if self._resumed:
             return

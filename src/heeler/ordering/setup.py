@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,6 +21,7 @@ from heeler.ordering.distributed.ranks import Ranks, agree
 from heeler.ordering.distributed.strata import digest, gather_codes
 from heeler.ordering.distributed.transport import GlooTransport, Transport
 from heeler.ordering.planner import LocalPlanner, Planner
+from heeler.selection.subset import ALL, Subset
 
 DIM, FEWER = 1024, 256
 """Numbers per sketch, by default. On a character GPT 1,024 keep nine tenths of what exact gradients gain, and 256 seven
@@ -31,14 +33,15 @@ EXACT = 2048
 out cannot be balanced (RESULTS.md: GLUE on 385 and 1,537 parameters)."""
 EXACT_BYTES = 1 << 26
 """And bytes of a table of them, which also travel between workers, up to which that holds."""
+EMPTY = "the dataset, or the subset of it, is empty: there is nothing to order"
 
 
 @dataclass(frozen=True)
 class Setup:
     """A sampler's arguments. See `Sampler` for what they mean."""
 
-    examples: int
-    """Of this worker's dataset."""
+    subset: Subset
+    """Of this worker's dataset: all that is trained on."""
     batch_size: int
     order: str | OrderingRule
     dim: int | None
@@ -51,9 +54,14 @@ class Setup:
     strata: Strata | None = field(default=None, compare=False)
     """Of this worker's examples."""
 
+    @property
+    def examples(self) -> int:
+        """Of this worker: those of its dataset, or of the subset."""
+        return len(self.subset)
+
     def __post_init__(self) -> None:
         if self.examples < 1 and self.workers == 1:  # of several workers, all find out: see `Links`
-            raise ValueError("the dataset is empty: there is nothing to order")
+            raise ValueError(EMPTY)
         dim = 1 if self.dim is None else self.dim
         for name, value in (("batch_size", self.batch_size), ("dim", dim), ("refresh", self.refresh)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -118,11 +126,16 @@ class Links:
         """Examples of each worker, where they have their own."""
         self.strata: IntArray | None = None if setup.strata is None else setup.strata.codes
         """(N,) codes of the examples' strata: of all workers' side by side where one rule orders them together."""
+        self.subset = setup.subset.digest
+        """Of the subset; of all workers' where they have their own."""
+        self.mean_weight = setup.subset.total_weight / max(setup.examples, 1)
+        """Of all workers' examples."""
+        self.ranks, self.timeout = ranks, timeout
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
             raise ValueError(f"exchange_timeout must be a positive, finite number of seconds, got {timeout!r}")
         if ranks is None:
             if setup.examples < 1:
-                raise ValueError("the dataset is empty: there is nothing to order")
+                raise ValueError(EMPTY)
             return
         self.workers = GlooTransport(ranks.workers, timeout) if ranks.leads else None
         self.peers = GlooTransport(ranks.peers, timeout) if len(ranks.peers) > 1 else None
@@ -144,25 +157,30 @@ class Links:
             "refresh": setup.refresh,
         }
         if setup.shards == "global":
-            facts |= {"the dataset's length": setup.examples, "strata": digest(setup.strata)}
+            facts |= {"the dataset's length": setup.subset.length, "strata": digest(setup.strata)}
+            facts["subset"] = self.subset
         else:
             facts["strata"] = "none" if setup.strata is None else setup.strata.kind
-        sizes = str(setup.examples)
+        sizes = f"{setup.examples} {setup.subset.total_weight} {self.subset}"
         if self.workers is not None:
             agree(self.workers, facts)
-            sizes = " ".join(self.workers.all_texts(sizes))
+            sizes = "\n".join(self.workers.all_texts(sizes))
         if setup.shards == "global":
             if setup.examples < 1:
-                raise ValueError("the dataset is empty: there is nothing to order")
+                raise ValueError(EMPTY)
             return
         if self.peers is not None:
             sizes = self.peers.text_of_first(sizes)
-        self.shard_sizes = tuple(int(size) for size in sizes.split())
+        told = [line.split() for line in sizes.split("\n")]
+        self.shard_sizes = tuple(int(size) for size, _, _ in told)
         if 0 in self.shard_sizes:
             raise ValueError(
-                f"the dataset of rank {self.shard_sizes.index(0)} is empty: with shards='local' every worker needs "
-                "examples of its own"
+                f"the dataset, or the subset, of rank {self.shard_sizes.index(0)} is empty: with shards='local' every "
+                "worker needs examples of its own"
             )
+        self.mean_weight = sum(float(weight) for _, weight, _ in told) / sum(self.shard_sizes)
+        digests = [each for _, _, each in told]
+        self.subset = ALL if set(digests) == {ALL} else hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
         if setup.strata is not None and setup.is_coordinated:
             self.strata = gather_codes(setup.strata, self.shard_sizes, self.workers, self.peers)
 
@@ -190,7 +208,8 @@ def _make_rule(setup: Setup, links: Links, layout: Layout, dim: int, seed: int) 
     examples = setup.examples if layout.shard_sizes is None else sum(layout.shard_sizes)
     if not isinstance(setup.order, str):
         if len(setup.order.order) != examples:
-            raise ValueError(f"the rule orders {len(setup.order.order)} examples, the dataset has {examples}")
+            what = "dataset has" if setup.subset.numbers is None else "subset has"
+            raise ValueError(f"the rule orders {len(setup.order.order)} examples, the {what} {examples}")
         return setup.order
     portions = 1 if layout.shard_sizes else layout.workers
     options = {} if links.strata is None else {"strata": links.strata, "portions": portions}

@@ -11,6 +11,7 @@ import torch
 from heeler.herding import OrderingRule
 from heeler.herding.validate import IntArray
 from heeler.ordering.dealing import Layout
+from heeler.selection.subset import ALL, Subset
 
 _WIDE = 2**63
 
@@ -92,6 +93,32 @@ def check_state(state: dict[str, Any], examples: int) -> None:
         raise StateError("its position lies outside the epoch")
     if state["sketches_began"] > state["epoch"] + 1:
         raise StateError("its sketches begin after its epoch")
+
+
+def subset_state(digest: str, subset: Subset, one_dataset: bool) -> dict[str, Any]:
+    """What tells of a subset; nothing where all examples are trained on.
+
+    digest: of all workers' subsets. one_dataset: whether `subset` is that of all of them; then its numbers are there
+    too, so that a selection from the state can name examples by their numbers in the dataset.
+    """
+    if digest == ALL:
+        return {}
+    numbers = {"chosen": np.array(subset.numbers), "dataset_length": subset.length} if one_dataset else {}
+    return {"subset": digest, **numbers}
+
+
+def check_subset(state: dict[str, Any], digest: str) -> None:
+    """Raise unless a state is of the same subset."""
+    saved = state.get("subset", ALL)
+    if saved != digest:
+        was, now = (
+            "all examples of a dataset" if each == ALL else f"a subset with the digest {each}"
+            for each in (saved, digest)
+        )
+        raise StateError(
+            f"the state is of {was}, this sampler has {now}: make the sampler with the subset that the state was saved "
+            "with, its weights included (save chosen.as_dict() beside the state), or start a new one without it"
+        )
 
 
 _FIELDS: dict[str, Any] = {

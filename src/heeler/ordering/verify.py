@@ -35,19 +35,28 @@ class Verification:
 
 
 def verify(
-    sketcher: Sketcher, table: SketchTable, loss_of: Callable[[int], Tensor], examples: int, seed: int
+    sketcher: Sketcher,
+    table: SketchTable,
+    loss_of: Callable[[int], Tensor],
+    examples: int,
+    seed: int,
+    numbers_of: Callable[[IntArray], IntArray],
 ) -> Verification:
-    """Compare some rows of the table with the sketches of single examples' gradients, taken by autograd alone."""
+    """Compare some rows of the table with the sketches of single examples' gradients, taken by autograd alone.
+
+    numbers_of: the dataset's numbers of rows.
+    """
     known = np.flatnonzero(table.seen)
     if known.size < 2 or examples < 2:
         raise ValueError(
             f"{known.size} examples have a sketch: train a few steps first, and look at two examples at least"
         )
     picked = np.sort(np.random.default_rng(seed).permutation(known)[:examples])
-    true = np.stack([sketcher.sketch_of(loss_of(int(i))).double().cpu().numpy() for i in picked])
+    numbers = numbers_of(picked)
+    true = np.stack([sketcher.sketch_of(loss_of(int(i))).double().cpu().numpy() for i in numbers])
     cosines = _unit(table.sketches(picked).astype(np.float64)) @ _unit(true).T
     nearest = cosines.argmax(1) == np.arange(len(picked))
-    return Verification(picked, np.diag(cosines).copy(), float(nearest.mean()))
+    return Verification(numbers, np.diag(cosines).copy(), float(nearest.mean()))
 
 
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -48,11 +48,12 @@ def select(
     Args:
         source: a handle, the path of a file that `heeler.save` wrote, what `handle.state_dict()` returned, a
             `SketchTable`, or the rows themselves: (N, K) float16, float32 or float64, NumPy or CPU torch, memory-mapped
-            too. It is not copied. Or what `heeler.selection.rows_of` made of one of these.
+            too. It is not copied. Or what `heeler.selection.rows_of` made of one of these. From a handle or state of
+            `Sampler(subset=...)` a part of that subset is chosen, in the dataset's numbers.
         k: how many, or which fraction of all.
         method: `random`, `stratified`, `halve`, `kernel-thin`, `kernel-thin-linear`, `facility`, `match`, `glister`,
             `norm`, `influence`, `coverage` or `sparse`.
-        labels: (N,) a class per example; every class then gets its share of k, at least one.
+        labels: (N,) a class per example of the dataset; every class then gets its share of k, at least one.
         target: (V, K) gradients of validation examples, sketched as the source's: for `glister` and `influence`.
         seed: of all that is random, the comparison with random subsets too.
     """
@@ -65,6 +66,9 @@ def select(
 
 def _select(source: Any, k: Any, method: str, labels: Any, target: Any, seed: int) -> Selection:
     rows = rows_of(source)
+    within = rows.subset
+    if labels is not None and within is not None:
+        labels = within.taken(labels, "labels")
     strata = strata_of(labels, count_of(k, len(rows)), len(rows))
     goal = None
     if target is not None:
@@ -77,4 +81,7 @@ def _select(source: Any, k: Any, method: str, labels: Any, target: Any, seed: in
     problem = Problem(rows, strata, labels is not None, goal, np.random.default_rng(seed))
     chosen = METHODS[method](problem)
     error, mmd, random_error, random_mmd = compared(rows, chosen, seed)
-    return Selection(method, *chosen, error, mmd, random_error, random_mmd)
+    indices, weights, scores = chosen
+    if within is not None:
+        indices, scores = within.numbers_of(indices), None if scores is None else within.spread(scores)
+    return Selection(method, indices, weights, scores, error, mmd, random_error, random_mmd)

@@ -36,7 +36,7 @@ class Selection:
     weights: NDArray[np.float64]
     """(k,) how many examples each stands for: their sum is N, but for `match`."""
     scores: NDArray[np.float64] | None
-    """(N,) every example's score, where the method has one."""
+    """(N,) every example's score, where the method has one; NaN outside the subset that it was chosen from."""
     error: float
     """‖Σ w_i g_i − G‖ / ‖G‖ with G the sum of all rows."""
     mmd: float

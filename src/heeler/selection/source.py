@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from heeler.herding import SketchTable
 from heeler.herding import validate as check
 from heeler.herding.validate import Array, IntArray
+from heeler.selection.subset import Subset
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Rows:
     """(N,) ‖row‖², as stored."""
     scale: float
     """Stored numbers are true ones times this."""
+    subset: Subset | None = None
+    """Which examples of a dataset they are of, where they are a sampler's subset."""
 
     def __len__(self) -> int:
         return len(self.floats)
@@ -68,7 +71,7 @@ def rows_of(source: Any) -> Rows:
     """
     if isinstance(source, Rows):
         return source
-    floats, seen, scale = _parts(opened(source)[0])
+    floats, seen, scale, subset = _parts(opened(source)[0])
     if seen is not None and not seen.all():
         missing = np.flatnonzero(~seen)
         raise ValueError(
@@ -76,7 +79,7 @@ def rows_of(source: Any) -> Rows:
             "example was seen in a sketched epoch (drop_last and early stops leave some out), or select among those "
             "seen: seen = np.flatnonzero(table.seen); seen[heeler.select(table.sketches(seen), k).indices]"
         )
-    return checked(floats, scale)
+    return checked(floats, scale, subset=subset)
 
 
 def opened(source: Any) -> tuple[Any, AbstractContextManager[Any]]:
@@ -96,10 +99,10 @@ def opened(source: Any) -> tuple[Any, AbstractContextManager[Any]]:
     table = source.table
     if table is None:
         raise ValueError("this order keeps no sketches of examples: train with Sampler(order='herd'), or give the rows")
-    return table, planner.reading()
+    return _Attached(table, source.session.subset_of_table), planner.reading()
 
 
-def checked(floats: Any, scale: float = 1.0, what: str = "") -> Rows:
+def checked(floats: Any, scale: float = 1.0, what: str = "", subset: Subset | None = None) -> Rows:
     """Rows of an (N, K) array, finite."""
     from heeler.selection import kernels
 
@@ -113,23 +116,31 @@ def checked(floats: Any, scale: float = 1.0, what: str = "") -> Rows:
             "Leave them out: good = np.flatnonzero(np.isfinite(rows).all(1)), and then "
             "good[heeler.select(rows[good], k).indices]"
         )
-    return Rows(floats, bits, squares, scale)
+    return Rows(floats, bits, squares, scale, None if subset is None or subset.numbers is None else subset)
 
 
-def _parts(source: Any) -> tuple[Any, Any, float]:
-    """(rows (N, K), seen (N,) or None, scale)."""
+class _Attached(NamedTuple):
+    """A handle's table, and which examples its rows are of."""
+
+    table: SketchTable
+    subset: Subset
+
+
+def _parts(source: Any) -> tuple[Any, Any, float, Subset | None]:
+    """(rows (N, K), seen (N,) or None, scale, the subset that they are of)."""
     if isinstance(source, (str, os.PathLike)):
         from heeler.ordering.checkpoint import read
 
         source = read(source)
     if isinstance(source, dict):
         return _stored(source)
-    if isinstance(source, SketchTable):
-        return source.rows, source.seen, source.scale
-    return source, None, 1.0
+    table, subset = source if isinstance(source, _Attached) else (source, None)
+    if isinstance(table, SketchTable):
+        return table.rows, table.seen, table.scale, subset
+    return table, None, 1.0, None
 
 
-def _stored(state: dict[str, Any]) -> tuple[Any, Any, float]:
+def _stored(state: dict[str, Any]) -> tuple[Any, Any, float, Subset | None]:
     """The table in what `handle.state_dict()` returned."""
     table: Any = state
     for name in ("session", "rule", "table"):
@@ -141,7 +152,18 @@ def _stored(state: dict[str, Any]) -> tuple[Any, Any, float]:
         table = table[name]
     rows = check.as_numpy(check.entry(table, "rows"), "rows")
     seen = check.as_numpy(check.entry(table, "seen"), "seen")
-    return rows, seen, float(check.as_numpy(check.entry(table, "scale"), "scale")[0])
+    return rows, seen, float(check.as_numpy(check.entry(table, "scale"), "scale")[0]), _stored_subset(state["session"])
+
+
+def _stored_subset(session: dict[str, Any]) -> Subset | None:
+    if "subset" not in session:
+        return None
+    if "chosen" not in session:
+        raise ValueError(
+            "the state is of subsets of several workers' own examples, whose numbers it does not hold: select from the "
+            "handles, heeler.selection.select_together"
+        )
+    return Subset(int(check.entry(session, "dataset_length")), session["chosen"])
 
 
 def _named(rows: IntArray) -> str:
