@@ -346,3 +346,46 @@ def test_a_rule_of_your_own_orders_the_subset() -> None:
     assert sorted(heeler.Sampler(N, batch_size=BATCH, order=rule, subset=CHOSEN)) == sorted(CHOSEN.tolist())
     with pytest.raises(ValueError, match="the rule orders 30 examples, the subset has 29"):
         heeler.Sampler(N, batch_size=BATCH, order=rule, subset=CHOSEN[:29])
+
+
+def test_a_sampler_of_all_examples_comes_back_between_subsets() -> None:
+    """Reselection by hand: the whole's next epoch has a new, herded order, and sketches at the new weights."""
+    dataset, model = problem(N)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    whole = heeler.Sampler(dataset, batch_size=BATCH, refresh=1)
+    orders = []
+    for cycle in range(3):
+        handle = heeler.attach(model, whole)
+        before = {}
+        for indices in BatchSampler(whole, BATCH, drop_last=False):
+            true = true_gradients(dataset, model)
+            before.update((index, true[index]) for index in indices)
+            backward(model, dataset[indices])
+            optimizer.step(), optimizer.zero_grad()
+        assert whole.epoch == cycle
+        orders.append(whole.indices.tolist())
+        rows = handle.table.rows.astype(np.float32) / handle.table.scale
+        assert handle.table.seen.all()
+        np.testing.assert_allclose(rows, np.stack([before[i] for i in range(N)]), rtol=2e-3, atol=2e-3)
+        chosen = heeler.select(handle, 20)
+        handle.detach()
+        part = heeler.Sampler(dataset, batch_size=BATCH, subset=chosen)
+        handle = heeler.attach(model, part)
+        for _ in range(2):
+            for batch in DataLoader(dataset, batch_size=BATCH, sampler=part):
+                backward(model, batch)
+                optimizer.step(), optimizer.zero_grad()
+        handle.detach()
+    assert len({tuple(order) for order in orders}) == 3
+    assert whole.session.rule.last_solution is not None
+
+
+def test_an_order_that_was_only_looked_at_is_given_again_after_attach() -> None:
+    dataset, model = problem(N)
+    sampler = heeler.Sampler(dataset, batch_size=BATCH)
+    looked_at = list(sampler)
+    handle = heeler.attach(model, sampler)
+    assert list(sampler) == looked_at
+    handle.detach()
+    heeler.attach(model, sampler)
+    assert len(set(sampler)) == N

@@ -69,6 +69,7 @@ class Session:
         self._sketches_began = 0
         self._told = False
         self._version = 0
+        self._left: Cursors | None = None
         self._source: SketchSource | None = None
         self._resumed: Literal["", "in the middle", "at the end"] = ""
         self._asked_epoch: int | None = None
@@ -125,12 +126,14 @@ class Session:
         if self.rule.needs_vectors:
             self._adopt_dim(source.dim)
         self._source, self.ids, self._version = source, ids and self._ids_in_subset(ids), source.weights_version
-        self.cursors = self._cursors(self.cursors.start)
+        if self.cursors is not self._left:  # what was only looked at is given again
+            self.cursors = self._cursors(self.cursors.start)
         source.sketching = self.takes_sketches
 
     def disconnect(self) -> None:
-        """Take what waits, and no more sketches after it; what was seen stays."""
+        """Take what waits, and no more sketches after it; what was seen stays, and an epoch that was used is over."""
         self.drain(wait=True)
+        self._left = self.cursors if self._was_used() else None
         self._source = None
 
     def _adopt_dim(self, dim: int) -> None:
