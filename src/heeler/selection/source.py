@@ -92,9 +92,8 @@ def opened(source: Any) -> tuple[Any, AbstractContextManager[Any]]:
     planner = source.session.planner
     if not planner.sees_all:
         raise ValueError(
-            "this worker's table does not hold all examples: select on rank 0 after handle.consolidate() and send the "
-            "indices; workers with shards of their own can each select their part, see "
-            "heeler.selection.proportional_parts"
+            "this worker's table does not hold all examples: call heeler.selection.select_together(handle, k) on every "
+            "rank, or select on rank 0 alone, after handle.consolidate()"
         )
     table = source.table
     if table is None:
