@@ -4,7 +4,8 @@ Within a step gradients are averaged, so what a step does wrong is the sum of it
 
 1. *Balance*: from a random partition into steps (a stratified one where strata are given), examples are exchanged
    between pairs of steps as long as Σ_t ‖sum_t‖² falls. Own shards exchange within a worker, strata within a stratum;
-   it is the sum over all workers that is balanced.
+   it is the sum over all workers that is balanced. Where steps differ in size, those of each size are first made to
+   add up to about nothing by themselves, since only steps of one size can change places later.
 2. *Order*: the steps' sums are herded like examples, by balance sweeps: every prefix of the epoch stays short.
 3. *A quiet end*: a step's error fades with the steps that follow it, at rate η in a direction of curvature h by
    (1 − ηh) per step. Nearby steps are exchanged so that what is left at the epoch's end becomes small on all time
@@ -34,12 +35,16 @@ ROUNDS = 16
 """Of exchanges, at most. In each, every step meets one other."""
 PROGRESS = 0.98
 """A round that leaves more than this share of Σ ‖sum‖² is the last."""
+LEVELS = 4
+"""Times that examples are exchanged between steps of different size."""
 SLACK = 1.5
 """How much longer the squared prefixes may get for a quiet end."""
 JUMP = 64
 """How far apart steps are that change places for it."""
 OFFERS = 48
 """How often each step is offered to change places."""
+_SAMPLE = 1024
+"""Examples of the steps of one size that are looked at for it."""
 _CHUNK = 4096
 """Steps whose prefixes are held at once."""
 
@@ -87,6 +92,7 @@ def solve_batches(
     steps = _Steps(floats, start, shards, batch_size, strata, seen)
     before = steps.total
     bound_random = steps.bound(np.arange(steps.count))
+    steps.level(rng)
     done = steps.balance(rounds, rng)
     order = steps.sequence(rng)
     bound = steps.bound(order)
@@ -173,13 +179,35 @@ class _Steps:
         """Σ_t ‖sum_t‖², in units of the scale."""
         return float(np.einsum("tk,tk->", self._sums, self._sums, dtype=np.float64))
 
+    def level(self, rng: np.random.Generator) -> None:
+        """Exchange a few examples between steps of different kinds, until each kind's total is about zero.
+
+        Else the prefixes would have to go, in a straight line, to whatever total chance has given to a kind.
+        """
+        kinds = list(pairwise(self._ends.tolist()))
+        if len(kinds) < 2:
+            return
+        for _ in range(LEVELS):
+            totals = np.add.reduceat(self._sums, self._ends[:-1], axis=0, dtype=np.float64).astype(np.float32)
+            some = [
+                self._offsets[a] + rng.choice(self._offsets[b] - self._offsets[a], size, replace=False)
+                for a, b in kinds
+                for size in [min(_SAMPLE, self._offsets[b] - self._offsets[a])]
+            ]
+            offsets, places = np.append(0, np.cumsum([own.size for own in some])), np.concatenate(some)
+            rows, cells = self._rows[places], self._cells[places]
+            fixed = (self._table, rows, cells, self._strata, offsets, self._means, self._scale)
+            self._kernels.exchange(*fixed, totals, _pairs(0, len(kinds), rng))
+            self._rows[places] = rows
+            self._kernels.step_sums(*self._arguments)
+
     def balance(self, rounds: int, rng: np.random.Generator) -> int:
-        """Exchange examples between steps as long as that helps; returns the rounds done."""
-        if self._offsets.size < 3 or np.diff(self._offsets).max() < 2:
+        """Exchange examples between steps of a kind as long as that helps; returns the rounds done."""
+        if np.diff(self._ends).max() < 2 or np.diff(self._offsets).max() < 2:
             return 0
         total = self.total
         for done in range(1, rounds + 1):
-            pairs = rng.permutation(self.count)[: self.count // 2 * 2].reshape(-1, 2)
+            pairs = np.concatenate([_pairs(a, b, rng) for a, b in pairwise(self._ends.tolist())])
             self._kernels.exchange(*self._arguments, pairs)
             total, before = self.total, total
             if total >= PROGRESS * before:
@@ -212,6 +240,11 @@ class _Steps:
         out = np.empty_like(rows)
         out[self._places] = rows[taken]
         return out
+
+
+def _pairs(a: int, b: int, rng: np.random.Generator) -> IntArray:
+    """(P, 2) the numbers from a to below b, an odd one left out, in random pairs."""
+    return (a + rng.permutation(b - a)[: (b - a) // 2 * 2]).reshape(-1, 2)
 
 
 def _centre(
