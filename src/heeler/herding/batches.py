@@ -33,8 +33,9 @@ from heeler.herding.validate import Array, IntArray
 
 ROUNDS = 16
 """Of exchanges, at most. In each, every step meets one other."""
-PROGRESS = 0.98
-"""A round that leaves more than this share of Σ ‖sum‖² is the last."""
+PROGRESS = 0.99
+"""A round that leaves more than this share of Σ ‖sum‖ is the last. Of squares one huge vector would be nearly all, and
+the rounds would end with the first."""
 LEVELS = 4
 """Times that examples are exchanged between steps of different size."""
 SLACK = 1.5
@@ -205,14 +206,18 @@ class _Steps:
         """Exchange examples between steps of a kind as long as that helps; returns the rounds done."""
         if np.diff(self._ends).max() < 2 or np.diff(self._offsets).max() < 2:
             return 0
-        total = self.total
+        left = self._norms()
         for done in range(1, rounds + 1):
             pairs = np.concatenate([_pairs(a, b, rng) for a, b in pairwise(self._ends.tolist())])
             self._kernels.exchange(*self._arguments, pairs)
-            total, before = self.total, total
-            if total >= PROGRESS * before:
+            left, before = self._norms(), left
+            if left >= PROGRESS * before:
                 return done
         return rounds
+
+    def _norms(self) -> float:
+        """Σ_t ‖sum_t‖."""
+        return float(np.sqrt(np.einsum("tk,tk->t", self._sums, self._sums)).sum(dtype=np.float64))
 
     def sequence(self, rng: np.random.Generator) -> IntArray:
         """(T,) an order of the steps: short prefixes, and a quiet end."""
