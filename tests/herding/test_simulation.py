@@ -81,6 +81,9 @@ def test_bench_solver(dtype):
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert {"pass_seconds", "gather_sum_seconds", "ratio", "solve_seconds"} <= set(result)
+    assert result["batches_ratio"] == pytest.approx(result["batches_seconds"] / result["gather_sum_seconds"])
+    assert result["batches_left"] < 0.2
+    assert result["batches_peak_memory_ratio"] >= result["peak_memory_ratio"] >= 1
     assert result["ratio"] == pytest.approx(result["pass_seconds"] / result["gather_sum_seconds"])
     assert CliRunner().invoke(app, ["solver", "--examples", "500", "--dim", "8"]).exit_code == 0
 
