@@ -56,7 +56,7 @@ class Run:
     strata: str = "none"
     """"labels": the sampler knows the examples' classes; `stratified` always does."""
     passes: int | None = None
-    """Balance sweeps in a solve of our rules; None: the rule's default."""
+    """Balance sweeps in a solve of the rule `sweeps`; None: its default."""
     refresh: int | None = None
     """How many epochs old a sketch of our rules may get; None: the sampler's default."""
     layers: str | None = None

@@ -49,7 +49,7 @@ class OneProcess:
             refresh=refresh_of(run),
             seed=run.seed,
             strata=strata,
-            rule_options={"sweeps": run.passes} if run.passes and run.rule in OURS else None,
+            rule_options={"sweeps": run.passes} if run.passes and run.rule == "sweeps" else None,
         )
 
     def wrap(self, model: nn.Module) -> nn.Module:
