@@ -6,6 +6,7 @@ from benchmarks.commands.coordination import coordination
 from benchmarks.commands.diversity import diversity
 from benchmarks.commands.epoch import epoch
 from benchmarks.commands.overhead import overhead
+from benchmarks.commands.select import select, select_slopes
 from benchmarks.commands.solver import solver
 
 app = typer.Typer(
@@ -15,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for measurement in (overhead, solver, epoch, coordination, diversity):
+for measurement in (overhead, solver, epoch, coordination, diversity, select, select_slopes):
     app.command()(measurement)
 
 if __name__ == "__main__":

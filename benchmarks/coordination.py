@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import os
+import socket
 import statistics
 import time
 import traceback
@@ -247,7 +248,8 @@ def run_ranks(ranks: int, task: Callable[[int], Any], *, timeout: float) -> list
     """`task(rank)` in forked processes with a gloo group, each with one thread; what they return, through JSON."""
     context = multiprocessing.get_context("fork")
     patience = datetime.timedelta(seconds=timeout)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
     pipes: list[Any] = []
     processes = []
     torch.set_num_threads(1)  # a fork of a process whose OpenMP threads have run hangs in its first parallel loop
@@ -256,13 +258,20 @@ def run_ranks(ranks: int, task: Callable[[int], Any], *, timeout: float) -> list
     try:
         for rank in range(ranks):
             receiving, sending = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_rank, args=(rank, ranks, store.port, patience, task, sending), daemon=True
-            )
+            process = context.Process(target=_rank, args=(rank, ranks, port, patience, task, sending), daemon=True)
             process.start()
             sending.close()
             pipes.append(receiving)
             processes.append(process)
+        # Only now: a fork next to the store's thread now and then leaves a rank hanging in its first call of the store.
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=patience,
+            master_listen_fd=listener.detach(),
+        )
         results: list[Any] = [None] * ranks
         waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
         deadline = time.monotonic() + timeout
@@ -275,8 +284,10 @@ def run_ranks(ranks: int, task: Callable[[int], Any], *, timeout: float) -> list
                 results[rank] = _outcome(pipe, f"rank {rank} of {ranks}")
         for process in processes:
             process.join(10.0)
+        del store
         return results
     finally:
+        listener.close()
         gc.unfreeze()
         for process in processes:
             if process.is_alive():

@@ -5,6 +5,7 @@ import typer
 from experiments.commands.diversity import diversity
 from experiments.commands.herding import herding
 from experiments.commands.report import report
+from experiments.commands.subsets import subsets
 from experiments.commands.sweep import sweep
 from experiments.commands.train import train
 
@@ -15,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, sweep, report, herding, diversity):
+for command in (train, sweep, report, herding, diversity, subsets):
     app.command()(command)
 
 if __name__ == "__main__":

@@ -51,12 +51,14 @@ class Run:
     """Numbers per sketch; None: what the library takes by default, exact gradients of small models."""
     exact: bool | None = None
     """Full gradients instead of sketches; None: as the task says for published rules, the library's default else."""
-    scaled: bool = True
+    scaled: bool = False
     """Tell `attach` of the optimizer, so that the sketches of our rules are scaled as it steps."""
     strata: str = "none"
     """"labels": the sampler knows the examples' classes; `stratified` always does."""
+    first: str | None = None
+    """The first epoch of `herd` where it has strata: "random" or "stratified"; None: the rule's default."""
     passes: int | None = None
-    """Balance sweeps in a solve of the rule `sweeps`; None: its default."""
+    """Balance sweeps in a solve of `sweeps`; None: the rule's default."""
     refresh: int | None = None
     """How many epochs old a sketch of our rules may get; None: the sampler's default."""
     layers: str | None = None
@@ -65,6 +67,8 @@ class Run:
     device: str = "cpu"
     options: dict[str, Any] = field(default_factory=dict)
     """The task's own: limit, dropout, augment; and those of all tasks, see `tasks.base.resampled`."""
+    measure_every: int = 1
+    """Epochs from one measurement to the next; the last epoch is always measured."""
     bounds: bool = False
     """Measure every epoch's herding bound, on taps that then `random` has too; costs time, so not for timings."""
 
@@ -88,7 +92,7 @@ class Run:
         for name, value in (("ema", self.ema), ("warmup", self.warmup)):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must lie in [0, 1), not {value}")
-        for name in ("epochs", "batch_size", "workers", "dim", "refresh"):
+        for name in ("epochs", "batch_size", "workers", "dim", "refresh", "measure_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

@@ -49,7 +49,7 @@ class OneProcess:
             refresh=refresh_of(run),
             seed=run.seed,
             strata=strata,
-            rule_options={"sweeps": run.passes} if run.passes and run.rule == "sweeps" else None,
+            rule_options=_rule_options(run),
         )
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -73,7 +73,7 @@ class OneProcess:
 
 
 def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator[Record]:
-    """Yield a "start" record, an "epoch" record before training and after every epoch, and an "end" record.
+    """Yield a "start" record, an "epoch" record before training and after every measured epoch, and an "end" record.
 
     `train_seconds` hold the loop and the ordering between epochs, `eval_seconds` the measuring, both summed up to that
     epoch. A run whose loss is no longer finite ends early, with "diverged" in its end record. What an average of the
@@ -109,6 +109,8 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
                 handle.session.drain()  # the last step's; on the host before the next epoch asks
             _wait(device)
             train_seconds += time.perf_counter() - started
+        if epoch % run.measure_every and epoch != run.epochs:
+            continue
         started = time.perf_counter()
         record: Record = {"kind": "epoch", "epoch": epoch, **_evaluate(run, task, model, examples, least)}
         if average is not None:
@@ -131,6 +133,11 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
     if handle is not None:
         handle.detach()
     yield {"kind": "end", "diverged": diverged, "train_seconds": train_seconds, "eval_seconds": eval_seconds}
+
+
+def _rule_options(run: Run) -> dict[str, Any]:
+    options = {"sweeps": run.passes if run.rule == "sweeps" else None, "first": run.first}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def refresh_of(run: Run) -> int:

@@ -43,7 +43,7 @@ def reaches_in(source: str, file: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("package", ["ordering", "forecast"])
+@pytest.mark.parametrize("package", ["ordering", "forecast", "stragglers"])
 def test_no_module_reads_another_objects_underscored_attribute(package: str) -> None:
     files = sorted((SOURCE / package).rglob("*.py"))
     assert len(files) > 4
@@ -86,6 +86,7 @@ def test_sampler_and_handle_do_not_know_each_other() -> None:
             "heeler.ordering",
             {"numba", "typer", "rich", "matplotlib", "sklearn", "transformers", "lightning", "accelerate"},
         ),
+        ("heeler.stragglers", {"numba", "typer", "rich", "matplotlib", "sklearn"}),
     ],
 )
 def test_imports_stay_light(module: str, unwanted: set[str]) -> None:

@@ -10,6 +10,7 @@ from heeler.notices import HeelerWarning
 if TYPE_CHECKING:
     from heeler.forecast import Explanation, explain
     from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
+    from heeler.selection import Selection, select
 
 __version__ = "0.2.0"
 __all__ = [
@@ -18,14 +19,17 @@ __all__ = [
     "Handle",
     "HeelerWarning",
     "Sampler",
+    "Selection",
     "__version__",
     "attach",
     "explain",
     "grow",
     "load",
     "save",
+    "select",
 ]
-_PACKAGES = ("diversity", "forecast", "herding", "ordering", "sketch")
+_PACKAGES = ("diversity", "forecast", "herding", "ordering", "robust", "selection", "sketch", "stragglers")
+_HOMES = {"Explanation": "forecast", "explain": "forecast", "Selection": "selection", "select": "selection"}
 
 
 def __getattr__(name: str) -> Any:
@@ -34,8 +38,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"heeler.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'heeler' has no attribute {name!r}")
-    home = "heeler.forecast" if name in ("Explanation", "explain") else "heeler.ordering"
-    value = globals()[name] = getattr(import_module(home), name)
+    home = _HOMES.get(name, "ordering")
+    value = globals()[name] = getattr(import_module(f"heeler.{home}"), name)
     return value
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import heeler
-from heeler import diversity, herding, sketch
+from heeler import diversity, herding, robust, sketch
 from heeler.herding import OrderingRule, rule_class, rule_names
 from heeler.ordering.checkpoint import VERSION
 from tests.docs.blocks import ROOT
@@ -89,4 +89,6 @@ def test_public_names_are_there_and_documented():
         missing = [name for name in names if f"::: {module}.{name}\n" not in reference]
         assert set(missing) <= {"__version__", "RULES"}
     assert "::: heeler.diversity\n" in reference
+    assert "::: heeler.robust\n" in reference
+    assert all(hasattr(robust, name) for name in robust.__all__)
     assert all(hasattr(diversity, name) for name in diversity.__all__)

@@ -31,7 +31,9 @@ RUNS = [
     ("lightning_classifier.py", 1, ("--tiny",), "epoch  3  train loss"),
     ("accelerate_loop.py", 2, STATE, "epoch  3  train loss"),
     ("ddp.py", 2, STATE, "epoch  3  train loss"),
+    ("robust_ddp.py", 5, ("--tiny", "--checkpoint", "{folder}"), "left out, by rank: "),
     ("fsdp2.py", 2, ("--tiny",), "epoch 3  train loss"),
+    ("slow_rank.py", 2, ("--tiny", "--slow", "1"), "the others wait for rank 1"),
 ]
 LEFT = {"accelerate_loop.py": 0, "ddp.py": 1}
 """Epochs that a run which is started again has left, behind its newest checkpoint."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +94,37 @@ def test_rows_of_nobody_and_of_others_are_left_out(
     front, inner = slice(0, 20), slice(20, 40)
     assert relative_error(rows[:, front], expected[:, front]) < 1e-5
     assert not bool(rows[:, inner].any())
+
+
+def test_arithmetic_that_depends_on_how_memory_lies_is_no_mixture() -> None:
+    """As TF32 convolutions are for images in channels-last memory: a copy laid out otherwise is rounded otherwise."""
+
+    class Layout(Around):
+        def forward(self, x: Tensor, *others: Any) -> Tensor:
+            return super().forward(x.bfloat16().float() if x.is_contiguous() else x)
+
+    model = Layout(lambda layer, x: layer(x))
+    images = torch.randn(4, 3, BATCH).permute(2, 1, 0)
+    sketcher = Sketcher(model, exact=True)
+    model(images).sin().sum().mul(1 / BATCH).backward()
+    assert sketcher.left_out == {}
+    assert len(sketcher.pop()) == BATCH
+
+
+def test_noise_from_run_to_run_is_no_mixture_but_a_mixture_under_noise_is() -> None:
+    turn = itertools.count()
+
+    def noisy(x: Tensor) -> Tensor:
+        return x * (1 + 1e-3 * (next(turn) % 2))
+
+    model = Around(lambda layer, x: layer(noisy(x)))
+    sketcher = Sketcher(model, exact=True)
+    model(torch.randn(BATCH, 3, 4)).sin().sum().mul(1 / BATCH).backward()
+    assert sketcher.left_out == {}
+    model = Around(lambda layer, x: layer(noisy(x) - noisy(x).mean(0)))
+    sketcher = Sketcher(model, exact=True)
+    model(torch.randn(BATCH, 3, 4)).sin().sum().mul(1 / BATCH).backward()
+    assert {"inner", "head"} <= set(sketcher.left_out)
 
 
 def test_experts_that_get_as_many_tokens_as_there_are_examples() -> None:

@@ -4,6 +4,7 @@ import typer
 
 from heeler.cli.demo import demo
 from heeler.cli.doctor import doctor
+from heeler.cli.select import select
 
 app = typer.Typer(
     name="heeler",
@@ -12,5 +13,5 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, doctor):
+for command in (demo, doctor, select):
     app.command()(command)

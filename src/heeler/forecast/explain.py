@@ -17,7 +17,7 @@ from heeler.herding.strata import strata_of
 from heeler.ordering import labels
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
-from heeler.ordering.setup import DIM, Setup
+from heeler.ordering.setup import Setup, default_dim
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.budget import Layers
 from heeler.sketch.compiled import HooksNotTraced, is_compiled
@@ -138,7 +138,7 @@ def explain(
     options: dict[str, Any] = {"dim": lambda covered: setup.sketch_length(covered, max(examples, 1)), "layers": layers}
     sketcher = _look_at(model, options, findings) if rule.needs_vectors else None
     coverage = None if sketcher is None else sketcher.coverage
-    numbers = (dim or DIM) if sketcher is None else sketcher.dim
+    numbers = (dim or default_dim(max(examples, 1))) if sketcher is None else sketcher.dim
     apart = shards == "local" and not rule.coordinates_shards  # every worker for itself
     needs = costs.needs(order, own if apart else examples, numbers, 1 if apart else workers, dealt=shards == "global")
     measured = None

@@ -3,6 +3,7 @@
 Knows nothing of models or samplers, and does not import torch. Kernels are compiled, or loaded, at first use.
 """
 
+from heeler.herding.batches import solve_batches
 from heeler.herding.bounds import Bound, herding_bound, parallel_herding_bound
 from heeler.herding.rules import RULES, make_rule, rule_class, rule_names
 from heeler.herding.rules.adopt import adopt
@@ -12,5 +13,5 @@ from heeler.herding.sweeps import balance_sweep, coordinated_pair_sweep, pair_sw
 from heeler.herding.table import SketchTable
 
 __all__ = ["RULES", "OrderingRule", "adopt", "make_rule", "rule_class", "rule_names"]
-__all__ += ["Bound", "SketchTable", "Solution", "herding_bound", "parallel_herding_bound", "solve"]
+__all__ += ["Bound", "SketchTable", "Solution", "herding_bound", "parallel_herding_bound", "solve", "solve_batches"]
 __all__ += ["balance_sweep", "coordinated_pair_sweep", "pair_sweep"]

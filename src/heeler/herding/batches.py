@@ -89,7 +89,7 @@ def solve_batches(
     strata = None if strata is None else _checked_strata(strata, len(floats))
     seen = None if seen is None else _checked_seen(seen, len(floats))
     rng = np.random.default_rng(seed)
-    start = _start(shards, batch_size, strata, portions, rng)
+    start = first_order(shards, batch_size, strata, portions, rng)
     steps = _Steps(floats, start, shards, batch_size, strata, seen)
     before = steps.total
     bound_random = steps.bound(np.arange(steps.count))
@@ -119,7 +119,7 @@ def _checked_seen(seen: Any, examples: int) -> NDArray[np.bool_]:
     return out
 
 
-def _start(
+def first_order(
     shards: IntArray, batch_size: int, strata: IntArray | None, portions: int, rng: np.random.Generator
 ) -> IntArray:
     """(N,) a random order of each worker's own examples, stratified where strata are given."""

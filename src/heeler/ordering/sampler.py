@@ -32,8 +32,9 @@ class Sampler(DistributedSampler[Any]):
             each global batch is dealt out in portions of it. Backward passes are counted in examples, so a loader with
             another batch size still works.
         order: a rule by name (`heeler.herding.rule_names()`), or a rule of your own (`heeler.herding.OrderingRule`).
-        dim: numbers per sketch. By default 256, or the exact gradient of a model so small that nothing is gained by
-            less. A model of no more than `dim` covered parameters always gives its exact gradient.
+        dim: numbers per sketch. By default 1,024 (256 from half a million examples on), or the exact gradient of a
+            model so small that nothing is gained by less. A model of no more than `dim` covered parameters always gives
+            its exact gradient.
         strata: (N,) integers or strings, one per example of `dataset`: its class, source or length bucket. Every batch
             then gets its share of each. For the orders "stratified", which needs them, and "herd", which uses them
             beside the gradients. They are no part of the saved state: give them again after a restart.

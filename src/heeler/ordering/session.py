@@ -22,7 +22,7 @@ from heeler.ordering.distributed.ranks import agree
 from heeler.ordering.filing import Filing, Stamp, added_up, sum_of
 from heeler.ordering.planner import Planner
 from heeler.ordering.refresh import is_due
-from heeler.ordering.setup import DIM, Links, Setup, make_planner
+from heeler.ordering.setup import Links, Setup, default_dim, make_planner
 from heeler.ordering.state import StateError, check_state
 
 ENOUGH = 0.9
@@ -55,7 +55,7 @@ class Session:
     def __init__(self, setup: Setup, links: Links) -> None:
         self.setup, self.links = setup, links
         self.epoch = 0
-        self.dim = setup.dim or setup.rule.dim or DIM
+        self.dim = setup.dim or setup.rule.dim or default_dim(sum(links.shard_sizes or (setup.examples,)))
         """Numbers per sketch."""
         self.planner: Planner = make_planner(setup, links, self.dim)
         self.indices: IntArray = self.planner.indices

@@ -28,7 +28,10 @@ from heeler.sketch.tapped_layer import TappedLayer, leave_out
 
 NOISE, REDUCED_NOISE = 1e-4, 1e-2
 """A share of a layer's typical input: less is the noise of operations whose order of sums is left open. The second one
-is for half precision."""
+is for half precision, and the most that is ever taken for noise."""
+ROOM = 8
+"""How much more than it changed between two runs on the same examples a row must change to count as changed. TF32, and
+convolutions that choose their algorithm by how memory lies, differ by a thousandth."""
 MIXED = "its input mixes the examples of a batch, or holds them in a way that is not known"
 NOBODYS = "its input is not about the examples of a batch (positions, for instance)"
 
@@ -113,6 +116,7 @@ class DyeTest:
         calls = [(self.layers[key].layout, call) for key, of_layer in first.items() for call in of_layer]
         known = all(layout in call for layout, call in calls)
         sets = some_halves(self.batch) if known else dye_sets(self.batch)
+        noise = self._noises(first, self._look(forward, self._exchange(torch.zeros_like(sets[0]), True)[0]))
         # One that is not called now may be later: then the test is made once more.
         open_ = {key: layer for key, layer in self.layers.items() if key in first}
         mixed: list[TappedLayer] = []
@@ -131,7 +135,7 @@ class DyeTest:
                 break
             for key, layer in list(open_.items()):
                 only = layer.layout if known else None
-                verdict = _verdict(first[key], [run.get(key, []) for run in runs], sets, self._noise, only)
+                verdict = _verdict(first[key], [run.get(key, []) for run in runs], sets, noise[key], only)
                 if isinstance(verdict, Layout):
                     layer.layout = verdict
                     del open_[key]
@@ -139,6 +143,19 @@ class DyeTest:
                     mixed.append(open_.pop(key))
         leave_out(mixed, MIXED)
         leave_out(list(open_.values()), reason)
+
+    def _noises(self, first: dict[int, list[Prints]], again: dict[int, list[Prints]]) -> dict[int, float]:
+        """What to take for noise in each layer, by two runs on copies of the same examples."""
+        noises = {}
+        for key, calls in first.items():
+            pairs = [
+                (before[layout], after[layout])
+                for before, after in zip(calls, again.get(key, []), strict=False)
+                for layout in before.keys() & after.keys()
+            ]
+            seen = max((float(_change(*pair).max()) for pair in pairs), default=0.0)
+            noises[key] = min(max(self._noise, ROOM * seen), REDUCED_NOISE)
+        return noises
 
     def _look(self, forward: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[int, list[Prints]]:
         self._calls = {}
@@ -168,7 +185,8 @@ class DyeTest:
                     return tree
                 if id(tree) not in moved:
                     here = torch.where(members, self.partners, torch.arange(self.batch)).to(tree.device)
-                    new = tree.detach().index_select(self.batch_dim, here)
+                    # In memory as the original lies: a convolution's algorithm may depend on it.
+                    new = torch.empty_like(tree.detach()).copy_(tree.detach().index_select(self.batch_dim, here))
                     moved[id(tree)] = tree, new.requires_grad_(tree.requires_grad)
                 return moved[id(tree)][1]
             if isinstance(tree, dict):
@@ -214,8 +232,12 @@ def _verdict(
 
 
 def _changed(before: Tensor, after: Tensor, noise: float) -> Tensor:
-    typical = before.abs().mean() + after.abs().mean() + 1e-30
-    return ((after - before).abs() > noise * typical).any(1)
+    return (_change(before, after) > noise).any(1)
+
+
+def _change(before: Tensor, after: Tensor) -> Tensor:
+    """(B, 4) as a share of what is typical."""
+    return (after - before).abs() / (before.abs().mean() + after.abs().mean() + 1e-30)
 
 
 def _rebuilt(tree: Any, items: dict[str, Any]) -> Any:

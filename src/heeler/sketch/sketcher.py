@@ -84,7 +84,7 @@ class Sketcher:
             raise ValueError("no layer is left to sketch: " + _why(found.reasons))
         self.exact = exact or length_of(count) >= count
         self.dim = count if self.exact else length_of(count)
-        self.seed = seed
+        self.seed, self.reduction = seed, reduction
         if self.exact:
             lay_out(self._layers, found, device)
         else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from heeler.herding.batches import solve_batches
+from heeler.herding.batches import first_order, solve_batches
 from heeler.herding.rules.tabled import TabledRule
 from heeler.herding.solver import Solution
 from heeler.herding.validate import IntArray
@@ -23,6 +23,9 @@ class Herd(TabledRule):
     the one before is not: networks that memorize fit the examples worse when they come in the same order again
     (RESULTS.md, LeNet and GPT: above random's loss with one order for up to 8 epochs, level with it or below with new
     ones).
+
+    Args:
+        first: the first epoch, which has no vectors to go by: "random", or "stratified" where there are strata.
     """
 
     coordinates_shards = True
@@ -30,9 +33,24 @@ class Herd(TabledRule):
     uses_strata = True
     _state = (*TabledRule._state, "_seed")
 
-    def __init__(self, examples: int, dim: int | None = None, **common: Any) -> None:
+    def __init__(
+        self,
+        examples: int,
+        dim: int | None = None,
+        *,
+        first: Literal["random", "stratified"] = "random",
+        **common: Any,
+    ) -> None:
+        if first not in ("random", "stratified"):
+            raise ValueError(f'first must be "random" or "stratified", got {first!r}')
+        self._first = first
         super().__init__(examples, dim, **common)
         self._seed = common.get("seed", 0)
+
+    def _first_order(self) -> IntArray:
+        if self._first == "stratified" and self.strata is not None:
+            return first_order(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
+        return self._shuffled()
 
     def solve(self) -> Solution | None:
         """Order all examples; None if none has a vector. Changes nothing."""

@@ -1,0 +1,127 @@
+"""What a selection costs: seconds, ratio to one read of the table, peak memory; and how its error falls with k."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import heeler
+from benchmarks.solver import gather_sum
+from heeler.herding.validate import Array
+
+METHODS = ("halve", "match", "facility")
+
+
+def bench_select(
+    *,
+    examples: int = 1_000_000,
+    dim: int = 256,
+    fraction: float = 0.1,
+    methods: Sequence[str] = METHODS,
+    dtype: str = "float32",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """One run of each method on a mixture, after one on a small table to compile.
+
+    Returns:
+        read_seconds, of reading the rows once in file order and adding them up, and per method seconds, cpu_seconds (of
+        all threads), ratio of the seconds to that read, peak_memory_ratio (one plus what the process came to hold
+        during it beyond what it held before, in tables; memory that an earlier method has had is not seen again, so the
+        most frugal goes first), error and mmd and those of random subsets, and the sum of the weights. The seconds are
+        those of the whole call: checking and the comparison with random subsets too.
+    """
+    small, _ = mixture(2048, dim, dtype, seed)
+    for method in methods:
+        heeler.select(small, 0.1, method, target=small[:64])
+    gather_sum(small, np.arange(len(small)))
+    table, _ = mixture(examples, dim, dtype, seed)
+    start = time.perf_counter()
+    gather_sum(table, np.arange(examples))
+    read = time.perf_counter() - start
+    found: dict[str, Any] = {}
+    for method in methods:
+        before, start, working = peak_bytes(), time.perf_counter(), time.process_time()
+        chosen = heeler.select(table, fraction, method, target=table[:64], seed=seed)
+        seconds = time.perf_counter() - start
+        found[method] = {
+            "seconds": seconds,
+            "cpu_seconds": time.process_time() - working,
+            "ratio": seconds / read,
+            "peak_memory_ratio": 1 + (peak_bytes() - before) / table.nbytes,
+            **measures(chosen),
+        }
+    settings = {"examples": examples, "dim": dim, "fraction": fraction, "dtype": dtype, "seed": seed}
+    return {**settings, "read_seconds": read, "methods": found}
+
+
+def slopes(table: Array, methods: Sequence[str], halvings: Sequence[int], seeds: int) -> dict[str, Any]:
+    """error and mmd of k = N / 2^m for each m of `halvings`, geometric means over seeds, and their slopes over k.
+
+    slope: of log error over log k, by least squares; random subsets have −½, the theory of balancing −1.
+    """
+    sizes = [len(table) >> m for m in halvings]
+    out: dict[str, Any] = {"sizes": sizes}
+    for method in methods:
+        found = [[heeler.select(table, k, method, seed=seed) for seed in range(seeds)] for k in sizes]
+        for name in ("error", "mmd"):
+            values = np.array([[getattr(one, name) for one in own] for own in found])
+            means = np.exp(np.log(values).mean(axis=1))
+            slope = float(np.polyfit(np.log(sizes), np.log(means), 1)[0])
+            out.setdefault(method, {})[name] = {"values": means.tolist(), "slope": slope}
+    return out
+
+
+def measures(chosen: heeler.Selection) -> dict[str, Any]:
+    return {
+        "chosen": len(chosen),
+        "weights_sum": float(chosen.weights.sum()),
+        "error": chosen.error,
+        "mmd": chosen.mmd,
+        "random_error": chosen.random_error._asdict(),
+        "random_mmd": chosen.random_mmd._asdict(),
+    }
+
+
+def mixture(examples: int, dim: int, dtype: str, seed: int, classes: int = 10) -> tuple[Array, Array]:
+    """(N, K) rows around ten unequal centres whose sum is not zero, and their (N,) classes; made a part at a time."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((classes, dim)).astype(np.float32)
+    labels = rng.integers(0, classes, examples)
+    table = np.empty((examples, dim), dtype)
+    for rows in np.array_split(np.arange(examples), max(examples * dim // 2**22, 1)):
+        table[rows[0] : rows[-1] + 1] = centres[labels[rows]] + rng.standard_normal((rows.size, dim), np.float32)
+    return table, labels
+
+
+def digits_table(epochs: int = 2, seed: int = 0) -> Array:
+    """(1536, 650) exact gradients of softmax regression on digits, as some epochs leave them behind."""
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from experiments.folder import Folder
+    from experiments.tasks.digits import load_digits
+
+    x, y = load_digits(Folder()).train
+    torch.manual_seed(seed)
+    model = nn.Linear(64, 10)
+    sampler = heeler.Sampler(len(x), batch_size=16, seed=seed)
+    handle = heeler.attach(model, sampler)
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, sampler=sampler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(epochs):
+        for inputs, target in loader:
+            nn.functional.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    table = handle.table
+    assert table is not None
+    return table.sketches(np.arange(len(x)))
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,36 @@
+"""The page's tables are those of the kept results."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.subsets import table_of
+from heeler.selection import METHODS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "select.md").read_text()
+
+
+@pytest.mark.parametrize("task", ["digits", "digits-mlp", "hmda"])
+def test_training_on_subsets(task):
+    kept = json.loads((ROOT / "benchmarks" / "results" / f"subsets-{task}.json").read_text())
+    assert kept["setting"]["task"] == task
+    assert {record["seed"] for record in kept["records"]} == set(range(kept["setting"]["seeds"]))
+    assert kept["setting"]["seeds"] >= 3
+    assert table_of(kept["records"]) in PAGE
+
+
+def test_slopes_and_costs():
+    slopes = json.loads((ROOT / "benchmarks" / "results" / "select-slopes.json").read_text())
+    for method in ("random", "halve"):
+        row = " | ".join(f"{own[method]['error']['slope']:.2f}".replace("-", "−") for own in slopes.values())
+        assert f"| `{method}`, error | {row} |" in PAGE
+    costs = json.loads((ROOT / "benchmarks" / "results" / "select-1e6.json").read_text())
+    for method, row in costs["methods"].items():
+        assert f"| `{method}` | {row['seconds']:.1f} s | {row['cpu_seconds']:.1f} s |" in PAGE
+
+
+def test_every_method_has_its_row():
+    for method in METHODS:
+        assert f"| `{method}`" in PAGE
