@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heeler.herding import kernels_batches, parallel_herding_bound
+from heeler.herding import batches, kernels_batches, parallel_herding_bound
 from heeler.herding.batches import SLACK, herded, quieted, solve_batches
 from heeler.herding.strata import stratified_order
 from tests.herding import reference
@@ -330,3 +330,10 @@ def test_a_quiet_end(count):
         both = list(herded(sums, rng))
         assert reference.prefix_squares(exact, both) < 0.2 * long[0]
         assert reference.left_over(exact, both, fading, weights) < 0.2 * before
+
+
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(0).standard_normal((640, 8)).astype(np.float32)
+    alone = solve_batches(vectors, batch_size=16).order
+    monkeypatch.setattr(batches.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    np.testing.assert_array_equal(solve_batches(vectors, batch_size=16).order, alone)

@@ -18,8 +18,10 @@ docs/theory.md says why, RESULTS.md what each part is worth.
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -44,6 +46,8 @@ JUMP = 64
 """How far apart steps are that change places for it."""
 OFFERS = 48
 """How often each step is offered to change places."""
+THREADS = 4
+"""That exchange examples, at most; and no more than half of the process's cores, for training has the others."""
 _SAMPLE = 1024
 """Examples of the steps of one size that are looked at for it."""
 _CHUNK = 4096
@@ -209,7 +213,7 @@ class _Steps:
         left = self._norms()
         for done in range(1, rounds + 1):
             pairs = np.concatenate([_pairs(a, b, rng) for a, b in pairwise(self._ends.tolist())])
-            self._kernels.exchange(*self._arguments, pairs)
+            _at_once(lambda part: self._kernels.exchange(*self._arguments, part), pairs)
             left, before = self._norms(), left
             if left >= PROGRESS * before:
                 return done
@@ -245,6 +249,17 @@ class _Steps:
         out = np.empty_like(rows)
         out[self._places] = rows[taken]
         return out
+
+
+def _at_once(exchange: Callable[[IntArray], Any], pairs: IntArray) -> None:
+    """Exchange between all pairs, on several threads: no two pairs share a step, so the result is the same."""
+    threads = min(THREADS, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1)
+    if threads < 2 or len(pairs) < threads:
+        exchange(pairs)
+        return
+    with ThreadPoolExecutor(threads, "heeler-solve") as pool:
+        for done in [pool.submit(exchange, part) for part in np.array_split(pairs, threads)]:
+            done.result()
 
 
 def _pairs(a: int, b: int, rng: np.random.Generator) -> IntArray:
