@@ -30,6 +30,7 @@ parser.add_argument("--data", type=Path)
 parser.add_argument("--tasks", default="char-gpt,digits-mlp,digits-mlp augmented")
 parser.add_argument("--schedules", default="8,2,1,1-2-3-6-8,1-2-3-4-6-9-13,drift 0.3,drift 0.5,drift 0.7")
 parser.add_argument("--seeds", type=int, default=3)
+parser.add_argument("--device", default="cpu")
 parser.add_argument("--lr", type=float, help="instead of each task's own rate")
 
 
@@ -73,7 +74,7 @@ def measure(task: str, name: str, options: argparse.Namespace) -> dict[str, Any]
     """The last losses of one task with one schedule, or of random orders, over seeds."""
     own: dict[str, Any] = {"options": {"augment": True}} if task.endswith(" augmented") else {}
     own |= {"schedule": "cosine"} if task.startswith("char-gpt") else {"epochs": 20}
-    own |= {"lr": options.lr} if options.lr else {}
+    own |= {"device": options.device, **({"lr": options.lr} if options.lr else {})}
     rule = "random" if name == "random" else "herd"
     lines: dict[str, list[Any]] = {"train": [], "test": [], "sketched": [], "agreements": []}
     for run in comparison(task.removesuffix(" augmented"), [rule], options.seeds, shards="global", **own):
@@ -93,11 +94,11 @@ def measure(task: str, name: str, options: argparse.Namespace) -> dict[str, Any]
 if __name__ == "__main__":
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rate = f" --lr {options.lr}" if options.lr else ""
+    rate = f" --device {options.device}" + (f" --lr {options.lr}" if options.lr else "")
     report = {
         "command": f"python -m benchmarks.refresh_schedules --data DIR --tasks '{options.tasks}' "
         f"--schedules '{options.schedules}' --seeds {options.seeds}{rate}",
-        "machine": "2 cores of a shared AMD EPYC",
+        "machine": "2 cores of a shared AMD EPYC" if options.device == "cpu" else torch.cuda.get_device_name(),
         "date": datetime.date.today().isoformat(),
         "lines": [
             measure(task, name, options)
