@@ -154,9 +154,7 @@ def _play(
 
 def _compile(dim: int, batch_size: int, shards: int) -> None:
     sizes = [4 * batch_size] * shards
-    rule = make_rule(
-        "herd", sum(sizes), dim, batch_size=batch_size, shard_sizes=sizes if shards > 1 else None, sweeps=2
-    )
+    rule = make_rule("herd", sum(sizes), dim, batch_size=batch_size, shard_sizes=sizes if shards > 1 else None)
     rule.observe(rule.order, np.random.default_rng(0).standard_normal((sum(sizes), dim), dtype=np.float32))
     rule.next_order()
 

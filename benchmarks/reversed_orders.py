@@ -1,11 +1,11 @@
-"""How much the end of an epoch matters: herd's orders, the same reversed, and the same begun in the middle.
+"""How much the end of an epoch matters: the orders of sweeps, the same reversed, and the same begun in the middle.
 
 python -m benchmarks.reversed_orders [--data DIR] > benchmarks/results/reversed-orders.json
 
 Reversed, an order has the same prefix norms, only mirrored. What differs is the last step's noise, and with it where an
 epoch leaves the weights: `last_batch` is the norm of the last batch's summed gradients, centred, over that of a batch
 drawn at random, `last_examples` the norm of one of its gradients over that of any (root mean squares over a run's
-solves).
+solves). The results were taken when `sweeps` was called `herd`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import torch
 from experiments.folder import Folder
 from experiments.plans import comparison
 from experiments.records import carry_out
-from heeler.herding.rules import herd
+from heeler.herding.rules import sweeps
 from heeler.herding.solver import Solution
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "herd": lambda order: order,
+    "sweeps": lambda order: order,
     "reversed": lambda order: order[::-1],
     "begun in the middle": lambda order: np.roll(order, order.size // 2),
 }
@@ -47,7 +47,7 @@ class Changed:
         self.change = change
         self.last: list[tuple[float, float]] = []
         """Squares, of every solve: the last batch's sum, and its examples."""
-        self.solve = herd.solve
+        self.solve = sweeps.solve
 
     def __call__(self, rows: Any, order: Any, *, batch_size: int, **options: Any) -> Solution:
         solution = self.solve(rows, order, batch_size=batch_size, **options)
@@ -65,15 +65,15 @@ def measure(task: str, name: str, options: argparse.Namespace) -> dict[str, Any]
     """The last loss of one task in one kind of order, over seeds."""
     losses: list[float] = []
     solve = Changed(CHANGES[name])
-    herd.solve = solve  # type: ignore[assignment]
+    sweeps.solve = solve  # type: ignore[assignment]
     try:
         # One global order, so that reversing it reverses what all workers see.
-        for run in comparison(task, ["herd"], options.seeds, epochs=options.epochs, shards="global"):
+        for run in comparison(task, ["sweeps"], options.seeds, epochs=options.epochs, shards="global"):
             with tempfile.TemporaryDirectory() as folder:
                 last = carry_out(run, Folder(options.data), Path(folder)).epochs[-1]
             losses.append(last["suboptimality" if "suboptimality" in last else "train_loss"])
     finally:
-        herd.solve = solve.solve
+        sweeps.solve = solve.solve
     last_batch, last_examples = np.sqrt(np.mean(solve.last, axis=0)).tolist()
     return {
         "task": task, "order": name, "mean": float(np.mean(losses)), "sd": float(np.std(losses, ddof=1)),

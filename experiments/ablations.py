@@ -12,8 +12,8 @@ from experiments.summary import Line, Summary, first_reached
 from experiments.tables import markdown_row, spread_text
 from experiments.tasks import get_task
 
-RULES = {"random": "random", "id-grab": "ID-GraB", "cd-grab": "CD-GraB", "herd": "Heeler"}
-MARKS = {"random": "o", "id-grab": "^", "cd-grab": "s", "herd": "D"}
+RULES = {"random": "random", "id-grab": "ID-GraB", "cd-grab": "CD-GraB", "sweeps": "sweeps (0.1)", "herd": "Heeler"}
+MARKS = {"random": "o", "id-grab": "^", "cd-grab": "s", "sweeps": "v", "herd": "D"}
 
 
 @dataclass
@@ -63,10 +63,11 @@ def table(summaries: Sequence[Summary]) -> str:
 
 
 def _reached(variant: Variant, quantity: str) -> str:
-    if not {"random", "herd"} <= variant.lines.keys():
+    ours = next((rule for rule in ("herd", "sweeps") if rule in variant.lines), None)
+    if ours is None or "random" not in variant.lines:
         return "–"
     target = variant.lines["random"].mean(quantity)[-1]
-    curve = variant.lines["herd"].mean(quantity)
+    curve = variant.lines[ours].mean(quantity)
     epochs = first_reached(curve, float(target))
     return "not reached" if epochs is None else f"{epochs} of {curve.size - 1}"
 

@@ -170,10 +170,10 @@ def sketch_sizes(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
 
 
 def pass_counts(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
-    """One to thirty balance sweeps between epochs."""
+    """One to thirty balance sweeps between epochs, of the rule that does nothing else."""
     runs = comparison(task, ["random"], seeds, **changes)
     for passes in (1, 2, 5, 10, 30):
-        runs += comparison(task, ["herd"], seeds, label=f"herd {passes} passes", **{**changes, "passes": passes})
+        runs += comparison(task, ["sweeps"], seeds, label=f"sweeps {passes} passes", **{**changes, "passes": passes})
     return runs
 
 

@@ -28,7 +28,7 @@ class SimulatedWorkers(Sampler):
         strata: (N,) classes that the rule may know, over all workers.
         refresh: as the sampler's; and with 1 sketches are taken for rules that need none, too, for those who judge
             their orders.
-        rule_options: the rule's own, such as `sweeps` of `herd`.
+        rule_options: the rule's own, such as `sweeps` of `sweeps`.
     """
 
     def __init__(

@@ -56,6 +56,33 @@ def test_online_rules_see_the_epoch_in_the_common_order() -> None:
         assert together == alone
 
 
+def accumulating_walk(rank: int, shards: str, loader_batch: int) -> list[list[int]]:
+    """Steps of 4 examples per rank, trained on in batches of `loader_batch`."""
+    sizes = (24, 24) if shards == "local" else (46,)
+    dataset, _, model, _ = shard(rank if shards == "local" else 0, sizes)
+    sampler = heeler.Sampler(dataset, batch_size=4, shards=shards, seed=3)
+    handle = heeler.attach(model, sampler, reduction="sum")
+    loader = torch.utils.data.DataLoader(dataset, batch_size=loader_batch, sampler=sampler)
+    orders = walk(model, sampler, loader, EPOCHS)
+    assert handle.ignored_passes == 0
+    return orders
+
+
+@pytest.mark.parametrize("shards", ["global", "local"])
+def test_a_step_may_be_trained_on_in_several_batches(shards: str) -> None:
+    """What the ranks train on between two steps of the optimizer does not depend on the loaders' batches."""
+    hands = run_ranks(2, accumulating_walk, shards, 2)
+    assert hands == run_ranks(2, accumulating_walk, shards, 4)
+    if shards == "global":  # and it is what one rank would take in a step of twice as many, the padded end included
+        dataset, model = problem(46)
+        sampler, _, loader = set_up(dataset, model, seed=3, batch_size=8)
+        for epoch, alone in enumerate(walk(model, sampler, loader, EPOCHS)):
+            for step in range(0, 20, 4):
+                together = [i for hand in hands for i in hand[epoch][step : step + 4]]
+                assert together == alone[2 * step : 2 * step + 8]
+            assert [i for hand in hands for i in hand[epoch][20:]] == alone[40:]
+
+
 # Own shards
 
 

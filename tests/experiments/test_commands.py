@@ -38,7 +38,7 @@ def test_several_learning_rates_become_lines(tiny, tmp_path):
 def test_a_sweep_and_a_report_of_it(tiny, tmp_path):
     call("sweep", "passes", "--epochs", 1, "--seeds", 1, "--data", tiny.path, "--out", tmp_path, "--json")
     (tmp_path / "report.html").unlink()
-    assert "herd 30 passes" in call("report", tmp_path).output
+    assert "sweeps 30 passes" in call("report", tmp_path).output
     assert (tmp_path / "report.html").is_file()
 
 

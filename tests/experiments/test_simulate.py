@@ -36,5 +36,5 @@ def test_short_steps_are_refused():
 
 
 def test_rule_options_reach_the_rule():
-    sampler = SimulatedWorkers(8, batch_size=2, order="herd", dim=3, rule_options={"sweeps": 7})
+    sampler = SimulatedWorkers(8, batch_size=2, order="sweeps", dim=3, rule_options={"sweeps": 7})
     assert sampler.session.rule.sweeps == 7

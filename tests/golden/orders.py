@@ -1,8 +1,12 @@
-"""Every rule's orders over four epochs, through sampler, model and loader: `orders.json` holds those of version 0.1.
+"""Every rule's orders over four epochs, through sampler, model and loader: `orders.json` holds what they must be.
+
+Those of version 0.1 are all there; its `herd` is called `sweeps` now.
 
     python -m tests.golden.orders          # writes the file anew; do so only when orders are meant to change
 
-Data are small integers, so every gradient and every sum of them is exact, on any machine.
+Data are small integers, so every gradient and every sum of them is exact, on any machine. `herd` compares products of
+centred vectors: it gets as many examples as make the mean exact too, powers of two. Only how steps fade at the epoch's
+end is rounded there; it decides between steps far from alike.
 """
 
 import json
@@ -22,6 +26,8 @@ FILE = Path(__file__).with_name("orders.json")
 EPOCHS = 4
 EXAMPLES = 46
 SHARDS = (24, 21)
+EXACT_EXAMPLES = 64
+EXACT_SHARDS = (32, 16)
 
 
 class Numbered(Dataset):
@@ -37,8 +43,9 @@ class Numbered(Dataset):
         return self.rows[index], index
 
 
-def rows(features: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(7).integers(-3, 4, (EXAMPLES, features)).astype(np.float32))
+def rows(features: int, order: str) -> torch.Tensor:
+    shape = (EXACT_EXAMPLES if order == "herd" else EXAMPLES, features)
+    return torch.from_numpy(np.random.default_rng(7).integers(-3, 4, shape).astype(np.float32))
 
 
 def orders(data: torch.Tensor, **options: Any) -> list[list[int]]:
@@ -47,8 +54,8 @@ def orders(data: torch.Tensor, **options: Any) -> list[list[int]]:
     outputs = 20 if data.shape[1] == 20 else 1
     model = nn.Sequential(nn.Linear(data.shape[1], outputs, bias=False))
     dataset = Numbered(data)
-    given = options["order"]
-    options |= {"strata": data[:, 0].long().tolist()} if rule_class(given).needs_strata else {}
+    if options.pop("stratify", False) or rule_class(options["order"]).needs_strata:
+        options["strata"] = data[:, 0].long().tolist()
     sampler = heeler.Sampler(dataset, batch_size=4, seed=3, **options)
     heeler.attach(model, sampler, reduction="sum", layers="all")
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
@@ -64,16 +71,13 @@ def orders(data: torch.Tensor, **options: Any) -> list[list[int]]:
 
 
 def one(order: str, **options: Any) -> list[list[int]]:
-    return orders(rows(6), order=order, **options)
-
-
-def shared(rank: int, order: str, **options: Any) -> list[list[int]]:
-    return orders(rows(6), order=order, **options)
+    return orders(rows(6, order), order=order, **options)
 
 
 def own(rank: int, order: str) -> list[list[int]]:
-    start = sum(SHARDS[:rank])
-    return orders(rows(6)[start : start + SHARDS[rank]], order=order, shards="local")
+    shards = EXACT_SHARDS if order == "herd" else SHARDS
+    start = sum(shards[:rank])
+    return orders(rows(6, order)[start : start + shards[rank]], order=order, shards="local")
 
 
 def case(name: str) -> Any:
@@ -83,8 +87,12 @@ def case(name: str) -> Any:
         return one(order)
     if kind == "every-epoch":
         return one(order, refresh=1)
+    if kind == "strata":
+        return one(order, stratify=True)
+    if kind == "global-strata":
+        return run_ranks(2, _global, order, False, True)
     if kind == "sketched":
-        return orders(rows(20), order=order, dim=16)
+        return orders(rows(20, order), order=order, dim=16)
     if kind == "global":
         return run_ranks(2, _global, order, False)
     if kind == "drop-last":
@@ -92,14 +100,15 @@ def case(name: str) -> Any:
     return run_ranks(2, own, order)
 
 
-def _global(rank: int, order: str, drop_last: bool) -> list[list[int]]:
-    return shared(rank, order, drop_last=drop_last)
+def _global(rank: int, order: str, drop_last: bool, stratify: bool = False) -> list[list[int]]:
+    return one(order, drop_last=drop_last, stratify=stratify)
 
 
 def cases() -> list[str]:
     kinds = ("one", "global", "local")
     names = [f"{order}/{kind}" for order in rule_names() for kind in kinds]
-    return [*names, "herd/every-epoch", "herd/sketched", "pair/sketched", "herd/drop-last", "grab/drop-last"]
+    more = ["sweeps/every-epoch", "sweeps/sketched", "pair/sketched", "sweeps/drop-last", "grab/drop-last"]
+    return [*names, *more, "herd/every-epoch", "herd/strata", "herd/global-strata"]
 
 
 if __name__ == "__main__":

@@ -216,7 +216,9 @@ def test_a_table_refuses_what_it_cannot_have_saved(dtype):
     bad += [("dropped", np.array(value)) for value in (-1, 2.0, True)] + [("dropped", np.zeros(2, np.int64))]
     scales = [0.0, -1.0, np.nan, np.inf, 3.0, 2.0**-200, 2.0**200, *([2.0] if dtype == np.float32 else [])]
     bad += [("scale", np.array([value, 1.0])) for value in scales] + [("scale", np.array([1.0, 0.5]))]
-    for name, value in [*bad, *((name, None) for name in good)]:
+    bad += [("agreed", np.array([[1.0, 2.0, 3.0], [inner, 1.0, rows]])) for inner, rows in ((2.0, 1.0), (0.5, -1.0))]
+    bad += [("agreed", np.zeros(3)), ("agreed", np.full((2, 3), np.nan))]
+    for name, value in [*bad, *((name, None) for name in good if name != "agreed")]:
         changed = {**good, name: value} if value is not None else {k: v for k, v in good.items() if k != name}
         with pytest.raises(ValueError, match=f"state's {name}|state's scale or {name}|no '{name}'|out of range"):
             other.load_state_dict(changed)

@@ -185,3 +185,75 @@ def test_nothing_to_put() -> None:
     table.put([1], np.array([[np.nan, 0.0]]))
     assert not table.seen.any()
     assert table.dropped == 1
+
+
+def agreement_of(old: np.ndarray, new: np.ndarray) -> float:
+    """The plain twin: the mean of the cosines, weighted by the product of the lengths."""
+    pairs = [(a.astype(float), b.astype(float)) for a, b in zip(old, new, strict=True)]
+    lengths = [float(np.sqrt(a @ a) * np.sqrt(b @ b)) for a, b in pairs]
+    cosines = [a @ b / length if length else 0.0 for (a, b), length in zip(pairs, lengths, strict=True)]
+    return float(np.average(cosines, weights=lengths))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("part", [50, 3])  # with 40 numbers per row: for the kernel, and too few for it
+@pytest.mark.parametrize("level", [1.0, 1e-12])
+def test_agreement_is_that_of_new_rows_with_those_that_they_replace(dtype: type, part: int, level: float) -> None:
+    rng = np.random.default_rng(0)
+    old = (rng.standard_normal((50, 40)) * 10.0 ** rng.integers(-1, 2, (50, 1)) * level).astype(np.float32)
+    new = (0.5 * old + level * rng.standard_normal((50, 40))).astype(np.float32)
+    old[3] = new[4] = 0.0
+    table = SketchTable(50, 40, dtype)
+    table.put(np.arange(50), old)
+    table.close_epoch()
+    assert table.agreement is None  # there was nothing to agree with
+    order = rng.permutation(50)
+    for at in range(0, 50, part):
+        table.put(order[at : at + part], new[order[at : at + part]])
+    assert table.agreement is None  # not before the epoch is over
+    table.close_epoch()
+    assert table.agreement == pytest.approx(agreement_of(old, new), abs=1e-3)
+
+
+def test_agreement_counts_what_was_seen_and_survives_a_change_of_scale() -> None:
+    rng = np.random.default_rng(1)
+    old, new = rng.standard_normal((2, 40, 30)).astype(np.float32)
+    table = SketchTable(40, 30)
+    table.put(np.arange(40), old)
+    table.seen[30:] = False  # forgotten: a new row replaces nothing
+    new[20:] *= 1e4
+    table.put(np.arange(20), new[:20])
+    before = table.scale
+    table.put(np.arange(20, 40), new[20:])
+    assert table.scale < before
+    table.close_epoch()
+    assert table.agreement == pytest.approx(agreement_of(old[:30], new[:30]), abs=1e-3)
+
+
+def test_agreement_stands_until_half_of_the_rows_are_replaced() -> None:
+    rows = np.random.default_rng(2).standard_normal((40, 30)).astype(np.float32)
+    table = SketchTable(40, 30)
+    table.put(np.arange(40), rows)
+    table.put(np.arange(40), rows)
+    table.close_epoch()
+    assert table.agreement == pytest.approx(1.0, abs=1e-5)
+    table.put(np.arange(19), -rows[:19])  # what came late, or an epoch that was cut short
+    table.close_epoch()
+    assert table.agreement == pytest.approx(1.0, abs=1e-5)
+    other = SketchTable(40, 30)
+    other.load_state_dict({name: value.copy() for name, value in table.state_dict().items()})
+    for one in (table, other):
+        one.put(np.arange(19, 40), -rows[19:])
+        one.close_epoch()
+        assert one.agreement == pytest.approx(-1.0, abs=1e-5)
+    assert table.agreement == other.agreement
+
+
+def test_a_state_of_0_2_has_no_agreement_and_loads() -> None:
+    table, rows = SketchTable(4, 2), np.ones((4, 2), np.float32)
+    for _ in range(2):
+        table.put(np.arange(4), rows)
+    table.close_epoch()
+    state = {name: value.copy() for name, value in table.state_dict().items() if name != "agreed"}
+    table.load_state_dict(state)
+    assert table.agreement is None

@@ -56,7 +56,7 @@ def test_nonfinite_rows_are_refused_or_screened(bad, dtype):
             got = function(table, order, screen=True)
         expected = function(zeroed, order)
         if function is solve:
-            got, expected = got[:-1], expected[:-1]  # all but the seconds
+            got, expected = (solution._replace(seconds=0.0) for solution in (got, expected))
         for one, other in zip(got, expected, strict=True):
             np.testing.assert_array_equal(one, other)
     assert not np.isfinite(table[2, 1])
@@ -92,7 +92,7 @@ def test_bad_shards(function):
 
 
 def test_bad_rules_and_observations():
-    with pytest.raises(ValueError, match="choose one of herd, random"):
+    with pytest.raises(ValueError, match="choose one of herd, sweeps, random"):
         make_rule("shuffle", 4, 3)
     with pytest.raises(ValueError, match="dim"):
         make_rule("pair", 4)

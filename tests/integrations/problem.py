@@ -78,7 +78,7 @@ def plain_loop(accumulation: int = 1, *, uneven: bool = False) -> Net:
     net = Net()
     model: Any = DistributedDataParallel(net) if dist.is_initialized() and dist.get_world_size() > 1 else net
     strata = Points().labels if labels.FIND_STRATA else None
-    sampler = heeler.Sampler(Points(), batch_size=BATCH, strata=strata, **OPTIONS)
+    sampler = heeler.Sampler(Points(), batch_size=BATCH * accumulation, strata=strata, **OPTIONS)
     heeler.attach(model, sampler)
     optimizer = sgd(model)
     batches = loader(sampler=sampler)

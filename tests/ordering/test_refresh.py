@@ -213,6 +213,17 @@ def test_the_order_after_an_untapped_epoch_is_found_while_it_runs():
     assert saved["session"]["closed"]
 
 
+def test_metrics_say_how_much_new_sketches_agree_with_those_before():
+    run = Run()
+    numbers = []
+    for _ in range(5):
+        run.epoch()
+        numbers.append(run.handle.metrics().get("sketch_agreement"))
+    assert numbers[:2] == [None, None]  # the second epoch's sketches replace the first's, which is known at its end
+    assert 0.5 < numbers[2] == numbers[3] < 1  # the third brings none
+    assert numbers[2] != numbers[4]
+
+
 def test_herd_without_any_vector_shuffles_anew():
     sampler = heeler.Sampler(EXAMPLES, batch_size=BATCH)
     assert list(sampler) != list(sampler)

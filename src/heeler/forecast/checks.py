@@ -171,7 +171,7 @@ def of_loader(loader: DataLoader[Any], examples: int, batch_size: int) -> Iterat
     if loader.batch_size is not None and loader.batch_size != batch_size:
         yield note(
             f"the loader's batches have {loader.batch_size} examples, the sampler's {batch_size}",
-            "use the same number: orders are judged at batch boundaries",
+            "right if so many examples are accumulated for every step of the optimizer; else use the same number",
         )
 
 

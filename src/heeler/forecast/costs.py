@@ -9,12 +9,13 @@ from heeler.herding import rule_class
 from heeler.ordering.planner import EARLY_SIZE
 from heeler.ordering.refresh import sketched_epochs
 
-SOLVE_RATE = 1e8
-"""Numbers of a table that a solve of `herd` gets through in a second, all its sweeps together:
-`python -m benchmarks solver --examples 400000 --sweeps 16` took 1.08 s for 1.02e8 on 2 cores of a shared AMD EPYC,
-2026-11-15. Tables of 19 to 2,048 columns came to 0.5 to 2 times this."""
-ORDER_BYTES = 64
-"""Bytes per example that orders take while a solve runs: the one that is trained on and those that it compares."""
+SOLVE_RATE = 2e7
+"""Numbers of a table that a solve of `herd` gets through in a second: `python -m benchmarks solver` took 11.5 s for
+2.56e8 on one core of a shared AMD EPYC, 2026-11-16, with steps of 64. With steps of 4, 16 and 256 it was 0.9, 2.7 and
+1.1 times as many, with steps of 1 a fifth. `sweeps` takes a fifth of the time."""
+ORDER_BYTES = 100
+"""Bytes per example that orders take while a solve runs. The sums of steps come on top: about 14 · K / (examples per
+step)."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ Within a step gradients are averaged, so what a step does wrong is the sum of it
 
 1. *Balance*: from a random partition into steps (a stratified one where strata are given), examples are exchanged
    between pairs of steps as long as Σ_t ‖sum_t‖² falls. Own shards exchange within a worker, strata within a stratum;
-   it is the sum over all workers that is balanced.
+   it is the sum over all workers that is balanced. Where steps differ in size, those of each size are first made to
+   add up to about nothing by themselves, since only steps of one size can change places later.
 2. *Order*: the steps' sums are herded like examples, by balance sweeps: every prefix of the epoch stays short.
 3. *A quiet end*: a step's error fades with the steps that follow it, at rate η in a direction of curvature h by
    (1 − ηh) per step. Nearby steps are exchanged so that what is left at the epoch's end becomes small on all time
@@ -17,8 +18,10 @@ docs/theory.md says why, RESULTS.md what each part is worth.
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -32,14 +35,23 @@ from heeler.herding.validate import Array, IntArray
 
 ROUNDS = 16
 """Of exchanges, at most. In each, every step meets one other."""
-PROGRESS = 0.98
-"""A round that leaves more than this share of Σ ‖sum‖² is the last."""
+PROGRESS = 0.99
+"""A round that leaves more than this share of Σ ‖sum‖ is the last. Of squares one huge vector would be nearly all, and
+the rounds would end with the first."""
+LEVELS = 4
+"""Times that examples are exchanged between steps of different size."""
 SLACK = 1.5
 """How much longer the squared prefixes may get for a quiet end."""
 JUMP = 64
 """How far apart steps are that change places for it."""
 OFFERS = 48
 """How often each step is offered to change places."""
+THREADS = 4
+"""That exchange examples, at most; and no more than half of the process's cores, for training has the others."""
+_SAMPLE = 1024
+"""Examples of the steps of one size that are looked at for it."""
+_CHUNK = 4096
+"""Steps whose prefixes are held at once."""
 
 
 def solve_batches(
@@ -58,30 +70,57 @@ def solve_batches(
     The same arguments give the same order; another seed gives another one that is as good.
 
     Args:
-        vectors: (N, K) float16, float32 or float64, NumPy or CPU torch, finite where seen; never copied.
+        vectors: (N, K) float16, float32 or float64, NumPy or CPU torch, finite where seen; copied only if strided.
         batch_size: examples per worker and step.
         seed: of the partition it starts from, and of who meets whom.
         shard_sizes: examples of each worker, side by side; None for one worker.
-        strata: (N,) codes; every step then holds its share of each, as in `stratified_order`.
+        strata: (N,) codes, 0 or more; every step then holds its share of each, as in `stratified_order`.
         portions: as in `stratified_order`.
         seen: (N,) which examples have a vector; the others count as the mean. All by default.
         rounds: of exchanges, at most.
+
+    Returns:
+        The order with its bound; `bound_before` and `bound_random` are that of the random partition it starts from,
+        which with strata is a stratified one.
     """
     begun = time.perf_counter()
     floats = check.as_floats(vectors, "(N, K)")
     batch_size = check.check_positive(batch_size, "batch_size")
     shards = check.as_offsets(shard_sizes, len(floats))
+    portions = check.check_positive(portions, "portions")
+    if batch_size % portions:
+        raise ValueError(f"a batch of {batch_size} cannot be dealt out in {portions} equal portions")
+    strata = None if strata is None else _checked_strata(strata, len(floats))
+    seen = None if seen is None else _checked_seen(seen, len(floats))
     rng = np.random.default_rng(seed)
     start = first_order(shards, batch_size, strata, portions, rng)
     steps = _Steps(floats, start, shards, batch_size, strata, seen)
     before = steps.total
     bound_random = steps.bound(np.arange(steps.count))
+    steps.level(rng)
     done = steps.balance(rounds, rng)
     order = steps.sequence(rng)
     bound = steps.bound(order)
     seconds = time.perf_counter() - begun
     left = steps.total / before if before > 0 else 1.0
     return Solution(steps.expand(order), bound_random, bound, bound_random, done, seconds, left)
+
+
+def _checked_strata(strata: Any, examples: int) -> IntArray:
+    codes = check.as_integers(strata, "strata")
+    if codes.shape != (examples,) or codes.min() < 0:
+        raise ValueError(
+            f"strata must hold one code, 0 or more, for each of {examples} examples, got shape {codes.shape} with "
+            f"{codes.min()} as the least: number them with numpy.unique(labels, return_inverse=True)"
+        )
+    return codes
+
+
+def _checked_seen(seen: Any, examples: int) -> NDArray[np.bool_]:
+    out = check.as_numpy(seen, "seen")
+    if out.shape != (examples,) or out.dtype != np.bool_:
+        raise ValueError(f"seen must be {examples} bools, one per example, got {out.dtype} of shape {out.shape}")
+    return out
 
 
 def first_order(
@@ -109,7 +148,7 @@ class _Steps:
         strata: IntArray | None,
         seen: NDArray[np.bool_] | None,
     ) -> None:
-        from heeler.herding import kernels, kernels_batches
+        from heeler.herding import kernels_batches
 
         self._kernels = kernels_batches
         workers, dim = shards.size - 1, floats.shape[1]
@@ -122,32 +161,18 @@ class _Steps:
         self._strata = 1 if strata is None else int(strata.max(initial=0)) + 1
         own = np.zeros(start.size, np.int64) if strata is None else strata
         self._cells = (worker * self._strata + own[start])[self._places]
-        # Steps of the same workers with as many examples each may change places.
-        shapes = np.zeros((self.count, workers), np.int64)
-        np.add.at(shapes, (step, worker), 1)
-        self._kinds = np.append(0, np.cumsum((shapes[1:] != shapes[:-1]).any(axis=1)))
+        # Where a worker's full steps end, and where its last one does. Steps between two such ends are of one kind, the
+        # same workers with as many examples each: they may change places.
+        self._ends = np.unique(np.concatenate([[0], sizes // batch_size, -(-sizes // batch_size)]))
 
-        self._table = check.as_bits(floats)
-        means = check.aligned(workers, dim)
-        known = (
-            start
-            if seen is None or seen.all()
-            else np.concatenate([own[seen[own]] for own in np.split(start, shards[1:-1])])
-        )
-        if known.size < start.size:
-            assert seen is not None
+        if seen is not None:
             self._rows = np.where(seen[self._rows], self._rows, -1 - self._rows)
-            lengths = [int(seen[a:b].sum()) for a, b in pairwise(shards.tolist())]
-            offsets = np.append(0, np.cumsum(lengths))
-        else:
-            offsets = shards
-        kernels.shard_means(self._table, check.frozen(np.sort(known)), offsets, means)
-        if not np.isfinite(means).all():
-            raise ValueError("vectors hold NaN or infinity: leave such examples out of `seen`")
-        self._means = means.astype(np.float32)
+        self._table = check.as_bits(floats)
+        self._means, self._scale = _centre(floats, self._table, shards, seen)
         self._sums = check.aligned(self.count, dim, dtype=np.float32)
-        self._arguments = (self._cells, self._strata, self._offsets, self._means, self._sums)
-        self._kernels.step_sums(self._table, self._rows, *self._arguments)
+        fixed = (self._cells, self._strata, self._offsets, self._means, self._scale)
+        self._arguments = (self._table, self._rows, *fixed, self._sums)
+        self._kernels.step_sums(*self._arguments)
 
     @property
     def count(self) -> int:
@@ -156,44 +181,116 @@ class _Steps:
 
     @property
     def total(self) -> float:
-        """Σ_t ‖sum_t‖²."""
+        """Σ_t ‖sum_t‖², in units of the scale."""
         return float(np.einsum("tk,tk->", self._sums, self._sums, dtype=np.float64))
 
+    def level(self, rng: np.random.Generator) -> None:
+        """Exchange a few examples between steps of different kinds, until each kind's total is about zero.
+
+        Else the prefixes would have to go, in a straight line, to whatever total chance has given to a kind.
+        """
+        kinds = list(pairwise(self._ends.tolist()))
+        if len(kinds) < 2:
+            return
+        for _ in range(LEVELS):
+            totals = np.add.reduceat(self._sums, self._ends[:-1], axis=0, dtype=np.float64).astype(np.float32)
+            some = [
+                self._offsets[a] + rng.choice(self._offsets[b] - self._offsets[a], size, replace=False)
+                for a, b in kinds
+                for size in [min(_SAMPLE, self._offsets[b] - self._offsets[a])]
+            ]
+            offsets, places = np.append(0, np.cumsum([own.size for own in some])), np.concatenate(some)
+            rows, cells = self._rows[places], self._cells[places]
+            fixed = (self._table, rows, cells, self._strata, offsets, self._means, self._scale)
+            self._kernels.exchange(*fixed, totals, _pairs(0, len(kinds), rng))
+            self._rows[places] = rows
+            self._kernels.step_sums(*self._arguments)
+
     def balance(self, rounds: int, rng: np.random.Generator) -> int:
-        """Exchange examples between steps as long as that helps; returns the rounds done."""
-        if self._offsets.size < 3 or np.diff(self._offsets).max() < 2:
+        """Exchange examples between steps of a kind as long as that helps; returns the rounds done."""
+        if np.diff(self._ends).max() < 2 or np.diff(self._offsets).max() < 2:
             return 0
-        total = self.total
+        left = self._norms()
         for done in range(1, rounds + 1):
-            pairs = rng.permutation(self.count)[: self.count // 2 * 2].reshape(-1, 2)
-            fell = self._kernels.exchange(self._table, self._rows, *self._arguments, pairs)
-            total, before = total - fell, total
-            if total > PROGRESS * before:
+            pairs = np.concatenate([_pairs(a, b, rng) for a, b in pairwise(self._ends.tolist())])
+            _at_once(lambda part: self._kernels.exchange(*self._arguments, part), pairs)
+            left, before = self._norms(), left
+            if left >= PROGRESS * before:
                 return done
         return rounds
+
+    def _norms(self) -> float:
+        """Σ_t ‖sum_t‖."""
+        return float(np.sqrt(np.einsum("tk,tk->t", self._sums, self._sums)).sum(dtype=np.float64))
 
     def sequence(self, rng: np.random.Generator) -> IntArray:
         """(T,) an order of the steps: short prefixes, and a quiet end."""
         order = np.arange(self.count)
-        for kind in range(int(self._kinds[-1]) + 1):
-            own = np.flatnonzero(self._kinds == kind)
-            if own.size > 2:
-                order[own] = own[herded(self._sums[own], rng)]
+        for a, b in pairwise(self._ends.tolist()):
+            if b - a > 2:
+                order[a:b] = a + herded(self._sums[a:b], rng)
         return order
 
     def bound(self, order: IntArray) -> float:
         """Root mean square of the prefixes' norms."""
-        prefixes = np.cumsum(self._sums[order], axis=0, dtype=np.float64)
-        return math.sqrt(np.einsum("tk,tk->", prefixes, prefixes) / self.count)
+        prefix, squares = np.zeros(self._sums.shape[1]), 0.0
+        for part in np.array_split(order, -(-self.count // _CHUNK)):
+            prefixes = prefix + np.cumsum(self._sums[part], axis=0, dtype=np.float64)
+            squares += float(np.einsum("tk,tk->", prefixes, prefixes))
+            prefix = prefixes[-1]
+        return math.sqrt(squares / self.count) / self._scale
 
     def expand(self, order: IntArray) -> IntArray:
         """(N,) the examples, workers' lists side by side, steps in the given order."""
         rows = np.where(self._rows >= 0, self._rows, -1 - self._rows)
         # Steps that change places have the same places for each worker, so that places are filled in order.
+        sizes = np.diff(self._offsets)[order]
+        taken = np.repeat(self._offsets[order] - np.append(0, np.cumsum(sizes)[:-1]), sizes) + np.arange(rows.size)
         out = np.empty_like(rows)
-        taken = np.concatenate([rows[self._offsets[t] : self._offsets[t + 1]] for t in order])
-        out[self._places] = taken
+        out[self._places] = rows[taken]
         return out
+
+
+def _at_once(exchange: Callable[[IntArray], Any], pairs: IntArray) -> None:
+    """Exchange between all pairs, on several threads: no two pairs share a step, so the result is the same."""
+    threads = min(THREADS, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1)
+    if threads < 2 or len(pairs) < threads:
+        exchange(pairs)
+        return
+    with ThreadPoolExecutor(threads, "heeler-solve") as pool:
+        for done in [pool.submit(exchange, part) for part in np.array_split(pairs, threads)]:
+            done.result()
+
+
+def _pairs(a: int, b: int, rng: np.random.Generator) -> IntArray:
+    """(P, 2) the numbers from a to below b, an odd one left out, in random pairs."""
+    return (a + rng.permutation(b - a)[: (b - a) // 2 * 2]).reshape(-1, 2)
+
+
+def _centre(
+    floats: Array, table: Array, shards: IntArray, seen: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.float64], float]:
+    """Each worker's mean (n, K) over its examples that are seen, and a power of two that makes vectors about 1 long.
+
+    Products of the scaled vectors neither overflow nor vanish in float32; being a power of two, it rounds nothing.
+    """
+    from heeler.herding import kernels
+
+    known = np.arange(len(floats)) if seen is None else np.flatnonzero(seen)
+    offsets = np.searchsorted(known, shards)
+    means = check.aligned(shards.size - 1, floats.shape[1])
+    squares = kernels.shard_means(table, check.frozen(known), offsets, means)
+    if not math.isfinite(squares):
+        bad = np.intersect1d(check.nonfinite_rows(floats), known)
+        if bad.size == 0:
+            raise ValueError("the vectors' squares add up to more than float64 holds: scale them down")
+        shown = ", ".join(map(str, bad[:8])) + (", ..." if bad.size > 8 else "")
+        raise ValueError(f"{bad.size} vectors hold NaN or infinity, rows {shown}: leave them out of `seen`")
+    if squares == 0:
+        return means, 1.0
+    spread = squares - float(np.diff(offsets) @ np.einsum("jk,jk->j", means, means))
+    # Beside a huge mean the spread is lost in rounding; then it lies below a small share of the squares.
+    return means, 2.0 ** -round(math.log2(max(spread, 1e-14 * squares) / known.size) / 2)
 
 
 def herded(sums: NDArray[np.float32], rng: np.random.Generator) -> IntArray:
@@ -213,10 +310,8 @@ def quieted(sums: NDArray[np.float32], order: IntArray, rng: np.random.Generator
     count, dim = sums.shape
     scales = 2.0 ** np.arange(int(math.log2(count)) + 1)
     fading = ((1 - 1 / scales[:, None]) ** np.arange(count - 1, -1, -1)).astype(np.float32)
-    prefixes = np.cumsum(sums[order], axis=0, dtype=np.float64)
-    limit = SLACK * float(np.einsum("tk,tk->", prefixes, prefixes))
-    jumps = rng.integers(1, min(JUMP, count - 1) + 1, size=(OFFERS, count))
+    jumps = rng.integers(1, min(JUMP, count - 1), size=(OFFERS, count), dtype=np.uint8, endpoint=True)
     order = order.copy()
     scratch = np.empty((count, dim), np.float32), np.empty((scales.size, dim), np.float32)
-    kernels_batches.settle(sums, order, fading, (1 / scales).astype(np.float32), *scratch, jumps, limit)
+    kernels_batches.settle(sums, order, fading, (1 / scales).astype(np.float32), *scratch, jumps, SLACK)
     return order

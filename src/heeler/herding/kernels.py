@@ -14,6 +14,7 @@ split over vector lanes; comparisons keep their meaning (no `nnan`). Nothing her
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -124,6 +125,30 @@ def store_halves(bits, where, values, scale, largest):
         row = bits[where[i]]
         for k in range(values.shape[1]):
             row[k] = _half_bits(min(max(values[i, k] * scale, -largest), largest))
+
+
+@njit(**_COMPILE)
+def compare_halves(bits, seen, where, values, scale, largest):
+    """Σ⟨new, old⟩, Σ‖new‖‖old‖ and the number of rows, over the rows that are seen.
+
+    old is row where[i] of bits (N, K) uint16, new is values[i] × scale, within ±largest: what `store_halves` stores,
+    but for the rounding.
+    """
+    inner, product, rows = 0.0, 0.0, 0
+    for i in range(where.size):
+        if not seen[where[i]]:
+            continue
+        row = bits[where[i]]
+        dot = new_square = old_square = types.float32(0.0)
+        for k in range(values.shape[1]):
+            old, new = _narrow(row[k]), min(max(values[i, k] * scale, -largest), largest)
+            dot += new * old
+            new_square += new * new
+            old_square += old * old
+        inner += dot
+        product += np.sqrt(types.float64(new_square) * types.float64(old_square))
+        rows += 1
+    return inner, product, rows
 
 
 @njit(**_COMPILE)

@@ -6,7 +6,7 @@ As in `kernels`, nothing here checks its input, half-precision rows are read as 
 import numpy as np
 from numba import njit, types
 
-from heeler.herding.kernels import _COMPILE, _narrow, _prefetch
+from heeler.herding.kernels import _COMPILE, _prefetch, _value
 
 WINDOW = 64
 """Examples of each of two steps that are looked at together: their inner products, (2 · 64)², fit the caches."""
@@ -15,30 +15,31 @@ _TURNS = 8
 
 
 @njit(**_COMPILE)
-def _load(table, row, mean, out):
-    """Row less mean, (K,) float32; zero for row -1, an example without a vector."""
+def _load(table, row, mean, scale, out):
+    """(Row less mean) × scale, (K,) float32; zero for a negative row, an example without a vector.
+
+    Taken in float64: a mean rounded to float32 would add the same error to every example, and they would add up.
+    """
     if row < 0:
         out[:] = types.float32(0)
         return
     for k in range(out.size):
-        out[k] = _narrow(table[row, k]) - mean[k]
+        out[k] = (_value(table[row, k]) - mean[k]) * scale
 
 
 @njit(**_COMPILE)
-def step_sums(table, rows, cells, strata, offsets, means, sums):
-    """Σ (row − its worker's mean) of each step into sums (T, K) float32; returns the sum of all squared norms."""
-    row, squares = np.empty(table.shape[1], np.float32), 0.0
+def step_sums(table, rows, cells, strata, offsets, means, scale, sums):
+    """Σ (row − its worker's mean) × scale of each step into sums (T, K) float32."""
+    row = np.empty(table.shape[1], np.float32)
     for t in range(offsets.size - 1):
         total = sums[t]
         total[:] = types.float32(0)
         for i in range(offsets[t], offsets[t + 1]):
             if i + 4 < rows.size and rows[i + 4] >= 0:
                 _prefetch(table, rows[i + 4])
-            _load(table, rows[i], means[cells[i] // strata], row)
+            _load(table, rows[i], means[cells[i] // strata], scale, row)
             for k in range(row.size):
                 total[k] += row[k]
-                squares += row[k] * row[k]
-    return squares
 
 
 @njit(**_COMPILE)
@@ -71,8 +72,8 @@ def _gram(x, count, out):
 
 
 @njit(**_COMPILE)
-def exchange(table, rows, cells, strata, offsets, means, sums, pairs):
-    """Exchange examples of equal cell between the two steps of each pair (P, 2); returns by how much Σ ‖sum‖² fell.
+def exchange(table, rows, cells, strata, offsets, means, scale, sums, pairs):
+    """Exchange examples of equal cell between the two steps of each pair (P, 2), as long as Σ ‖sum‖² falls.
 
     rows (N,) and cells (N,) lie step after step; rows is written, sums (T, K) is kept up to date. Exchanging x of step
     u for y of step v makes D = sum_u − sum_v into D − 2 (x − y) and leaves sum_u + sum_v alone, so that
@@ -89,7 +90,7 @@ def exchange(table, rows, cells, strata, offsets, means, sums, pairs):
         np.empty(2 * WINDOW, np.int64),
     )
     gap = np.empty(dim, np.float32)
-    two, fell = types.float32(2), 0.0
+    two = types.float32(2)
     for p in range(pairs.shape[0]):
         u, v = pairs[p, 0], pairs[p, 1]
         sum_u, sum_v = sums[u], sums[v]
@@ -102,7 +103,7 @@ def exchange(table, rows, cells, strata, offsets, means, sums, pairs):
             for i in range(count):
                 if i + 4 < count and rows[place[i + 4]] >= 0:
                     _prefetch(table, rows[place[i + 4]])
-                _load(table, rows[place[i]], means[cells[place[i]] // strata], x[i])
+                _load(table, rows[place[i]], means[cells[place[i]] // strata], scale, x[i])
             for k in range(dim):
                 gap[k] = sum_u[k] - sum_v[k]
             for i in range(count):
@@ -126,7 +127,6 @@ def exchange(table, rows, cells, strata, offsets, means, sums, pairs):
                     if best < 0:
                         continue
                     moved = True
-                    fell -= two * least
                     _swap_rows(x, gram, norms, dots, a, best, count)
                     rows[place[a]], rows[place[best]] = rows[place[best]], rows[place[a]]
                     for k in range(dim):
@@ -135,7 +135,6 @@ def exchange(table, rows, cells, strata, offsets, means, sums, pairs):
                         sum_v[k] -= change
                 if not moved:
                     break
-    return fell
 
 
 @njit(**_COMPILE)
@@ -155,13 +154,14 @@ def _swap_rows(x, gram, norms, dots, a, b, count):
 
 
 @njit(**_COMPILE)
-def settle(sums, order, fading, weights, prefixes, ends, jumps, limit):
-    """Exchange steps at nearby places so that the epoch ends quietly; returns the sum of squared prefixes it ends with.
+def settle(sums, order, fading, weights, prefixes, ends, jumps, slack):
+    """Exchange steps at nearby places so that the epoch ends quietly.
 
     sums (T, K); order (T,) of steps is written; fading (H, T) float32: how much of the step at place t is left at the
     epoch's end, at H rates of forgetting; weights (H,). The error that the epoch ends with is e_h = Σ_t fading[h, t]
     sums[order[t]], and an exchange is made where it lowers Σ_h weights[h] ‖e_h‖² and the sum of squared prefixes stays
-    below `limit`. jumps (n, T): candidates, place t with place t + jumps[i, t]. prefixes (T, K), ends (H, K): scratch.
+    within `slack` times what it was. jumps (n, T): candidates, place t with place t + jumps[i, t]. prefixes (T, K) and
+    ends (H, K) are scratch.
     """
     count, dim, rates = order.size, sums.shape[1], weights.size
     two, length = types.float32(2), 0.0
@@ -174,6 +174,7 @@ def settle(sums, order, fading, weights, prefixes, ends, jumps, limit):
         for h in range(rates):
             for k in range(dim):
                 ends[h, k] += fading[h, t] * row[k]
+    limit = slack * length
     gap, path = np.empty(dim, np.float32), np.empty(dim, np.float32)
     for i in range(jumps.shape[0]):
         for s in range(count):
@@ -215,4 +216,3 @@ def settle(sums, order, fading, weights, prefixes, ends, jumps, limit):
                 for k in range(dim):
                     ends[h, k] += factor * gap[k]
             order[s], order[t] = order[t], order[s]
-    return length

@@ -43,6 +43,8 @@ class SketchTable:
         self.scale = 1.0
         self.dropped = 0
         self._scaled = False
+        # Σ⟨new, old⟩, Σ‖new‖‖old‖, both in stored numbers, and the rows in them: since the last close, and up to it.
+        self._agreed = np.zeros((2, 3))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -50,6 +52,21 @@ class SketchTable:
     @property
     def dim(self) -> int:
         return int(self.rows.shape[1])
+
+    @property
+    def agreement(self) -> float | None:
+        """How much sketches agreed with those that they replaced: Σ⟨new, old⟩ / Σ‖new‖‖old‖, their cosines' mean.
+
+        Weighted by length, so that rows of almost nothing do not count. Over the last epoch that replaced half of the
+        rows or more; None before there was one.
+        """
+        inner, product, _ = self._agreed[1].tolist()
+        return inner / product if product > 0 else None
+
+    def close_epoch(self) -> None:
+        """An epoch is over: `agreement` is of what it has replaced. A few rows are left to count with the next ones."""
+        if 2 * self._agreed[0, 2] >= len(self):
+            self._agreed = np.stack([np.zeros(3), self._agreed[0]])
 
     def put(self, indices: Any, vectors: Any) -> None:
         """Store copies of vectors (b, K), NumPy or CPU torch, as the newest of examples `indices` (b,).
@@ -78,8 +95,10 @@ class SketchTable:
         if self.rows.dtype == np.float16:
             if not (self._scaled and _USUAL[0] <= math.sqrt(square / values.size) * self.scale <= _USUAL[1]):
                 self._follow(values)
+            self._agreed[0] += self._compared(where, values)
             self._store_halves(where, values)
         else:
+            self._agreed[0] += self._compared(where, values)
             self.rows[where] = values
         self.seen[where] = True
 
@@ -94,6 +113,7 @@ class SketchTable:
             "seen": self.seen,
             "scale": np.array([self.scale, float(self._scaled)]),
             "dropped": np.array(self.dropped, np.int64),
+            "agreed": self._agreed,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -111,6 +131,10 @@ class SketchTable:
             raise ValueError(f"the state's scale is {scale}, which no table of {self.rows.dtype} has: it is damaged")
         if scaled not in (0, 1) or check.stored_array(state, "dropped", [np.int64], ()) < 0:
             raise ValueError("the state's scale or dropped is out of range: it is damaged")
+        if "agreed" in state:  # those of 0.2.0 have none
+            inner, product, rows = check.stored_array(state, "agreed", [np.float64], (2, 3)).T
+            if (np.abs(inner) > 1.001 * product).any() or (rows < 0).any():
+                raise ValueError("the state's agreed is out of range: it is damaged")
 
     def restore(self, state: dict[str, Any]) -> None:
         np.copyto(self.rows, check.as_numpy(state["rows"], "rows"))
@@ -118,6 +142,25 @@ class SketchTable:
         scale, scaled = check.as_numpy(state["scale"], "scale").tolist()
         self.scale, self._scaled = scale, bool(scaled)
         self.dropped = int(state["dropped"])
+        self._agreed = np.array(check.as_numpy(state.get("agreed", np.zeros((2, 3))), "agreed"))
+
+    def _compared(self, where: NDArray[np.int64], values: NDArray[np.float32]) -> tuple[float, float, int]:
+        """Σ⟨new, old⟩, Σ‖new‖‖old‖ and the number of rows, over the rows that `values` will replace."""
+        known = self.seen[where]
+        if not known.any():
+            return 0.0, 0.0, 0
+        scale, largest = np.float32(self.scale), np.float32(_LARGEST)
+        if values.size > _FEW and self.rows.dtype == np.float16:
+            from heeler.herding import kernels
+
+            bits = self.rows.view(np.uint16)
+            found = kernels.compare_halves(bits, self.seen, check.frozen(where), check.frozen(values), scale, largest)
+            return found[0], found[1], found[2]
+        old, new = self.rows[where[known]].astype(np.float64), values[known].astype(np.float64)
+        if self.rows.dtype == np.float16:
+            new = np.clip(new * scale, -_LARGEST, _LARGEST)
+        norms = np.linalg.norm(old, axis=1) @ np.linalg.norm(new, axis=1)
+        return float(np.vdot(new, old)), float(norms), int(known.sum())
 
     def _store_halves(self, where: NDArray[np.int64], values: NDArray[np.float32]) -> None:
         """Scale, clip and round to half precision; the same bits either way."""
@@ -146,4 +189,5 @@ class SketchTable:
             part = np.flatnonzero(self.seen[start : start + _CHUNK]) + start
             scaled = self.rows[part].astype(np.float64) * (wanted / self.scale)
             self.rows[part] = np.clip(scaled, -_LARGEST, _LARGEST)
+        self._agreed[0, :2] *= (wanted / self.scale) ** 2
         self.scale, self._scaled = wanted, True

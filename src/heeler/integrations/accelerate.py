@@ -9,6 +9,7 @@ from typing import Any
 
 from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
 from torch import nn
+from torch.utils.data import BatchSampler
 
 from heeler.integrations.loader import Order, attach_options, batches_of, go_on_from, put_into
 from heeler.ordering import Handle, Sampler, attach
@@ -23,20 +24,21 @@ def prepare(
         handle = heeler.integrations.accelerate.prepare(accelerator, model, loader)
 
     `save_state` and `load_state` carry Heeler's state along. After `load_state` the loader yields what is left of the
-    epoch; `skip_first_batches` around it does no harm. `accelerator.log(handle.metrics())` logs.
+    epoch; `skip_first_batches` around it does no harm. `accelerator.log(handle.metrics())` logs. The batches of
+    `gradient_accumulation_steps` are balanced together.
 
     Args:
         loader: made with `shuffle=True`; changed in place.
         sketch: options of `heeler.attach`, such as `{"layers": "all"}`; `"optimizer": True` is the prepared one.
         sampler_options: options of `heeler.Sampler`, such as `order`, `seed` or `process_group`.
     """
-    sampler = put_into_prepared(loader, **sampler_options)
+    sampler = put_into_prepared(loader, accumulation=accelerator.gradient_accumulation_steps, **sampler_options)
     handle = attach(model, sampler, **attach_options(sketch, accelerator.scaler, accelerator._optimizers))
-    accelerator.register_for_checkpointing(_Checkpointed(handle, batches_of(loader).drop_last))
+    accelerator.register_for_checkpointing(_Checkpointed(handle, batches_of(loader)))
     return handle
 
 
-def put_into_prepared(loader: Any, **sampler_options: Any) -> Sampler:
+def put_into_prepared(loader: Any, *, accumulation: int, **sampler_options: Any) -> Sampler:
     """`put_into` for a loader that Accelerate has prepared, whose batches it would deal out once more."""
     if isinstance(loader, DataLoaderDispatcher):
         raise ValueError(
@@ -51,7 +53,7 @@ def put_into_prepared(loader: Any, **sampler_options: Any) -> Sampler:
             "split_batches=True cuts batches up that Heeler has dealt out already: leave it away, and give the batch "
             "size of one process"
         )
-    sampler = put_into(loader, Skippable, **sampler_options)
+    sampler = put_into(loader, Skippable, accumulation=accumulation, **sampler_options)
     workers = shard.num_processes if isinstance(shard, BatchSamplerShard) else 1
     if sampler.num_replicas != workers:
         raise ValueError(
@@ -97,12 +99,12 @@ def _enclosing_skip() -> Any | None:
 class _Checkpointed:
     """A handle for `register_for_checkpointing`, which asks on every rank and writes on the first."""
 
-    def __init__(self, handle: Handle, drop_last: bool) -> None:
-        self.handle, self.drop_last = handle, drop_last
+    def __init__(self, handle: Handle, batches: BatchSampler) -> None:
+        self.handle, self.batches = handle, batches
 
     def state_dict(self) -> dict[str, Any]:
         self.handle.consolidate()
         return self.handle.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        go_on_from(self.handle, state, drop_last=self.drop_last)
+        go_on_from(self.handle, state, self.batches)

@@ -24,7 +24,8 @@ class HeelerCallback(Callback):
         trainer.fit(model, DataLoader(dataset, batch_size=16, shuffle=True))
 
     Its state is part of the checkpoints, and `fit(ckpt_path=...)` goes on from it, in the middle of an epoch too. Its
-    numbers go to the trainer's loggers once an epoch. `handle` is the newest fit's.
+    numbers go to the trainer's loggers once an epoch. `handle` is the newest fit's. The batches of
+    `accumulate_grad_batches`, as it stands when the fit begins, are balanced together.
 
     Args:
         sketch: options of `heeler.attach`, such as `{"layers": "all"}`; `"optimizer": True` is the trainer's.
@@ -40,7 +41,7 @@ class HeelerCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loader = _only_loader(trainer)
-        self.sampler = put_into(loader, **self.sampler_options)
+        self.sampler = put_into(loader, accumulation=trainer.accumulate_grad_batches, **self.sampler_options)
         step = _Step(pl_module)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.handle = attach(step, self.sampler, **attach_options(self.sketch, scaler, trainer.optimizers))
@@ -48,7 +49,7 @@ class HeelerCallback(Callback):
         as_function = wraps(step.step)(lambda *args, **kwargs: step(*args, **kwargs))
         pl_module.training_step = as_function  # type: ignore[method-assign]
         if self._saved is not None:
-            go_on_from(self.handle, self._saved, drop_last=batches_of(loader).drop_last)
+            go_on_from(self.handle, self._saved, batches_of(loader))
             self._saved = None
             # Lightning says so of every loader without a state of its own.
             warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
@@ -116,7 +117,8 @@ def setup(
     `fabric.log_dict(handle.metrics())` logs.
 
     loader: made with `shuffle=True`; changed in place. sketch, sampler_options: as for `HeelerCallback`, but an
-    optimizer itself, not True.
+    optimizer itself, not True. Fabric does not say how many batches a step has: if more than one, pass `batch_size=`,
+    the examples of this worker between two steps.
     """
     sampler = put_into(loader, **sampler_options)
     scaler = getattr(fabric._precision, "scaler", None)

@@ -31,8 +31,11 @@ class Order(TorchSampler[int]):
         return len(self.sampler)
 
 
-def put_into(loader: Any, view: type[Order] = Order, /, **sampler_options: Any) -> Sampler:
-    """Make a sampler for what `loader` shuffles, and have the loader draw from it from now on."""
+def put_into(loader: Any, view: type[Order] = Order, /, *, accumulation: int = 1, **sampler_options: Any) -> Sampler:
+    """Make a sampler for what `loader` shuffles, and have the loader draw from it from now on.
+
+    accumulation: the loader's batches between two steps of the optimizer; together they are the sampler's batch.
+    """
     batches = batches_of(loader)
     drawn: Any = batches.sampler
     if isinstance(drawn, RandomSampler):
@@ -44,9 +47,10 @@ def put_into(loader: Any, view: type[Order] = Order, /, **sampler_options: Any) 
             f"the training loader draws from a {type(drawn).__name__}, not in a random order of all examples: Heeler "
             "stands in for shuffling, so it needs DataLoader(dataset, batch_size=..., shuffle=True)"
         )
-    sampler_options = {"drop_last": batches.drop_last, **sampler_options}
+    defaults = {"batch_size": batches.batch_size * accumulation, "drop_last": batches.drop_last}
+    sampler_options = {**defaults, **sampler_options}
     sampler_options = {**found_strata(loader.dataset, sampler_options), **sampler_options}
-    sampler = Sampler(loader.dataset, batch_size=batches.batch_size, **sampler_options)
+    sampler = Sampler(loader.dataset, **sampler_options)
     batches.sampler = view(sampler)
     return sampler
 
@@ -103,10 +107,10 @@ def batches_of(loader: Any) -> BatchSampler:
     return batches
 
 
-def go_on_from(handle: Handle, state: dict[str, Any], *, drop_last: bool) -> None:
+def go_on_from(handle: Handle, state: dict[str, Any], batches: BatchSampler) -> None:
     """Load a state into `handle`. What was saved in an epoch's last step starts the next epoch."""
     handle.load_state_dict(state)
     session = handle.session
     left = len(session.indices) - session.cursors.trained
-    if left < (session.setup.batch_size if drop_last else 1):
+    if left < (batches.batch_size if batches.drop_last else 1):
         session.ask_for(session.epoch + 1)

@@ -12,7 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from heeler.forecast.checks import of_trainer
 from heeler.integrations.accelerate import put_into_prepared
-from heeler.integrations.loader import attach_options, go_on_from
+from heeler.integrations.loader import attach_options, batches_of, go_on_from
 from heeler.notices import warn
 from heeler.ordering import Handle, attach, save
 from heeler.ordering.checkpoint import read
@@ -29,6 +29,7 @@ def use(trainer: Trainer, *, sketch: Mapping[str, Any] | None = None, **sampler_
         trainer.train()
 
     Checkpoints hold Heeler's state, `resume_from_checkpoint` goes on from it, and its numbers are logged once an epoch.
+    The batches of `gradient_accumulation_steps` are balanced together.
 
     Args:
         sketch: options of `heeler.attach`, such as `{"layers": "all"}`; `"optimizer": True` is the trainer's.
@@ -66,7 +67,8 @@ class HeelerCallback(TrainerCallback):
         if self.handle is not None:  # of a training that was broken off
             self.handle.detach()
         seed = args.seed if args.data_seed is None else args.data_seed
-        sampler = put_into_prepared(kwargs["train_dataloader"], **{"seed": seed, **self.sampler_options})
+        loader, accumulation = kwargs["train_dataloader"], args.gradient_accumulation_steps
+        sampler = put_into_prepared(loader, accumulation=accumulation, **{"seed": seed, **self.sampler_options})
         scaler = self.trainer.accelerator.scaler
         optimizers = [kwargs["optimizer"]] if kwargs.get("optimizer") is not None else []
         self.handle = attach(self.trainer.model_wrapped, sampler, **attach_options(self.sketch, scaler, optimizers))
@@ -74,7 +76,7 @@ class HeelerCallback(TrainerCallback):
             return
         saved = Path(self.resumed_from) / STATE
         if saved.exists():
-            go_on_from(self.handle, read(saved), drop_last=args.dataloader_drop_last)
+            go_on_from(self.handle, read(saved), batches_of(loader))
         else:
             warn("%s was saved without Heeler: orders are random until an epoch has been seen", saved.parent)
 

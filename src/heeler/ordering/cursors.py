@@ -70,9 +70,9 @@ class Cursors:
         """Yield `indices[start:]` as Python integers, in iterators over a stretch each."""
         self._loader = find_loader(self._hand_out, lambda: self.drawn)
         if self._loader is not None:
+            self._batch_size = self._loader.batch_size or self._batch_size
             if self._ids is None:
                 self._verdict = collate_verdict(self.indices[self.start : self.start + self._batch_size].tolist())
-            self._batch_size = self._loader.batch_size or self._batch_size
             dropped = (self.length - self.start) % self._batch_size if self._loader.drops_last else 0
             self._last = self.length - dropped
         for begin in range(self.start, self.length, CHUNK):
@@ -103,7 +103,7 @@ class Cursors:
     def _hand_out(self, numbers: list[int] | None, data: Any) -> None:
         """The loader gives the loop a batch."""
         start = self._given
-        expected = self.indices[start : start + (self._batch_size if numbers is None else len(numbers))]
+        expected = self.indices[start : start + (self._rows_of(data) if numbers is None else len(numbers))]
         indices: IntArray | None = None
         if numbers is None and self.batches == 0 and self._loader is not None:
             # Its numbers passed us by. They are the first that were drawn, if it took no more than it has.
@@ -136,6 +136,13 @@ class Cursors:
         if len(self.recent) < AHEAD:
             self.recent.append(batch)
         self.batches += 1
+
+    def _rows_of(self, data: Any) -> int:
+        """Examples of a full batch: as many as the loader says, or as its tensors have rows, or as in a step."""
+        lengths = set(HandedOut.lengths(data))
+        if self._loader is not None and self._loader.batch_size is None and len(lengths) == 1:
+            return lengths.pop()
+        return self._batch_size
 
     def likely(self) -> list[HandedOut]:
         """The batches that a pass may be about, the next in turn first."""

@@ -105,7 +105,10 @@ def find_loader(on_batch: OnBatch, count: Callable[[], int]) -> LoaderProbe | No
             "DataLoader(in_order=False) hands batches out in an order that cannot be known, so Heeler could not "
             "tell which examples a gradient belongs to: use in_order=True (the default)"
         )
-    size = getattr(iterator._index_sampler, "batch_size", None) if iterator._auto_collation else 1
+    batches = iterator._index_sampler
+    while not hasattr(batches, "batch_size") and hasattr(batches, "batch_sampler"):  # Accelerate's, to skip some
+        batches = batches.batch_sampler
+    size = getattr(batches, "batch_size", None) if iterator._auto_collation else 1
     return LoaderProbe(iterator, size if isinstance(size, int) else None, on_batch, count)
 
 

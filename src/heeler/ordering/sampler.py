@@ -34,9 +34,10 @@ class Sampler(DistributedSampler[Any]):
 
     Args:
         dataset: a dataset, or the number of its examples.
-        batch_size: examples per batch of this worker. Orders are judged at batch boundaries, and with several workers
-            each global batch is dealt out in portions of it. Backward passes are counted in examples, so a loader with
-            another batch size still works.
+        batch_size: examples of this worker between two steps of the optimizer: the loader's batch size, times the
+            batches whose gradients are accumulated. This is what is balanced: which examples share a step, and in which
+            order steps come. With several workers each step's examples are dealt out in portions of it. Backward passes
+            are counted in examples, so the loader's batches may be smaller.
         order: a rule by name (`heeler.herding.rule_names()`), or a rule of your own (`heeler.herding.OrderingRule`).
         dim: numbers per sketch. By default 1,024 (256 from half a million examples on), or the exact gradient of a
             model so small that nothing is gained by less. A model of no more than `dim` covered parameters always gives

@@ -424,6 +424,8 @@ class Session:
         numbers = {"epoch": float(self.epoch), "ignored_passes": float(self.ignored_passes)}
         if self.rule.table is not None:
             numbers["examples_with_sketch"] = float(np.mean(self.rule.table.seen))
+            if self.rule.table.agreement is not None:
+                numbers["sketch_agreement"] = self.rule.table.agreement
         if self.setup.strata is not None:
             numbers["strata"] = float(len(self.setup.strata.names))
         solution = self.rule.last_solution

@@ -76,7 +76,7 @@ def make_rule(
         batch_size: examples per worker in a batch.
         shard_sizes: examples of each worker, adding up to N; None for one worker. Worker j owns a stretch of numbers.
         strata: (N,) integers or strings, the examples' classes, sources or the like, for rules that use them.
-        options: the rule's own, as its class documents them: `sweeps` of `herd`, `c` of `walk`, and so on.
+        options: the rule's own, as its class documents them: `sweeps` of `sweeps`, `c` of `walk`, and so on.
     """
     make: Callable[..., OrderingRule] = rule_class(name)
     if strata is not None:  # not given to rules that know nothing of them

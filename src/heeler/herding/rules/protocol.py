@@ -36,7 +36,7 @@ class OrderingRule(ABC):
     dim: int | None = None
     """K, the length of the vectors; None: any."""
     last_solution: Solution | None = None
-    """Bounds, sweeps and seconds of the last solve, of a rule that solves; its order has only examples with vectors."""
+    """Bounds, sweeps and seconds of the last solve, of a rule that solves."""
 
     @property
     @abstractmethod

@@ -42,6 +42,10 @@ class TabledRule(BaseRule):
         self.table.check_state(check.entry(state, "table"))
         return super()._read(state)
 
+    def _turn_to(self, order: IntArray) -> IntArray:
+        self.table.close_epoch()
+        return super()._turn_to(order)
+
     def _known(self) -> list[IntArray]:
         """Each worker's part of this epoch's order, without the examples that have no vector yet."""
         return [own[self.table.seen[own]] for own in (self.order[shard] for shard in self._shards())]

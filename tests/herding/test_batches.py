@@ -1,0 +1,339 @@
+"""The solver that chooses which examples share a step: what it keeps, what it improves, and its plain twins."""
+
+import math
+import tracemalloc
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heeler.herding import batches, kernels_batches, parallel_herding_bound
+from heeler.herding.batches import SLACK, herded, quieted, solve_batches
+from heeler.herding.strata import stratified_order
+from tests.herding import reference
+from tests.herding.strategies import centred, shards, split, vectors
+
+
+def steps_of(order, sizes, batch_size):
+    """The examples of each step, over all workers."""
+    lists = split(order, sizes)
+    count = max(-(-len(own) // batch_size) for own in lists)
+    return [np.concatenate([own[t * batch_size : (t + 1) * batch_size] for own in lists]) for t in range(count)]
+
+
+def imbalance(table, order, sizes, batch_size, seen=None):
+    """Σ_t ‖sum_t‖² in float64, each worker centred on the mean of what it has seen."""
+    deviations = np.zeros(table.shape)
+    for a, b in pairwise(np.append(0, np.cumsum(sizes))):
+        known = np.arange(a, b) if seen is None else a + np.flatnonzero(seen[a:b])
+        if known.size:
+            deviations[known] = table[known].astype(np.float64) - table[known].astype(np.float64).mean(axis=0)
+    return sum(float(np.sum(deviations[step].sum(axis=0) ** 2)) for step in steps_of(order, sizes, batch_size))
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+# What an order keeps
+
+
+@settings(max_examples=100, deadline=None)
+@given(shards(), st.data(), st.integers(1, 20), st.integers(0, 5))
+def test_every_example_comes_once_and_stays_with_its_worker(sizes, data, batch_size, seed):
+    table = data.draw(vectors(rows=sum(sizes)))
+    seen = data.draw(st.sampled_from([None, np.random.default_rng(seed).random(len(table)) < 0.6]))
+    if seen is not None:
+        table[~seen] = np.nan  # never read
+    got = solve_batches(table, batch_size=batch_size, seed=seed, shard_sizes=sizes, seen=seen)
+    for own, (a, b) in zip(split(got.order, sizes), pairwise(np.append(0, np.cumsum(sizes))), strict=True):
+        np.testing.assert_array_equal(np.sort(own), np.arange(a, b))
+    if seen is None:
+        after = parallel_herding_bound(table, got.order, shard_sizes=sizes, batch_size=batch_size).rms
+        assert after == pytest.approx(got.bound_after, rel=1e-4, abs=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 150), st.integers(1, 12), st.integers(1, 4), st.integers(1, 6), st.integers(0, 9))
+def test_every_step_and_portion_holds_its_share_of_each_stratum(examples, each, portions, kinds, seed):
+    rng = np.random.default_rng(seed)
+    strata, batch_size = rng.integers(0, kinds, examples), each * portions
+    options = {"batch_size": batch_size, "strata": strata, "portions": portions, "seed": seed}
+    order = solve_batches(rng.standard_normal((examples, 3)), **options).order
+    for start in range(0, examples, batch_size):
+        step = order[start : start + batch_size]
+        parts = [(step, step.size)]
+        if step.size == batch_size:
+            parts += [(portion, each) for portion in np.split(step, portions)]
+        for part, size in parts:
+            for code in range(kinds):
+                share = (strata == code).sum() * size / examples
+                assert math.floor(share) <= (strata[part] == code).sum() <= math.ceil(share)
+    plain = stratified_order(strata, batch_size, np.random.default_rng(seed), portions)
+    assert count_multisets(order, strata, each, portions) == count_multisets(plain, strata, each, portions)
+
+
+def count_multisets(order, strata, each, portions):
+    """How often each make-up of a full step, portion by portion, occurs: steps only change places."""
+    full = len(order) // (each * portions) * each * portions
+    made_up = np.sort(strata[order[:full]].reshape(-1, portions, each), axis=-1)
+    return Counter(tuple(step.ravel()) for step in made_up)
+
+
+def test_own_shards_keep_strata_within_each_worker():
+    strata = np.random.default_rng(0).integers(0, 3, 330)
+    order = solve_batches(normal(330, 4), batch_size=10, strata=strata, shard_sizes=[130, 200]).order
+    for own, size in ((order[:130], 130), (order[130:], 200)):
+        for batch in own.reshape(-1, 10):
+            share = np.bincount(strata[own], minlength=3) * 10 / size
+            assert np.all(np.abs(np.bincount(strata[batch], minlength=3) - share) < 1)
+
+
+# What it improves
+
+
+@settings(max_examples=60, deadline=None)
+@given(vectors(), st.integers(1, 9), st.integers(0, 5), st.integers(1, 3))
+def test_exchanges_never_raise_the_steps_sums(table, batch_size, seed, workers):
+    table = np.tile(table, (batch_size * workers, 1))  # full steps only: no examples go between steps of other sizes
+    sizes = [len(table) // workers] * workers
+    rng = np.random.default_rng(seed)
+    start = np.concatenate([a + rng.permutation(size) for a, size in zip(np.cumsum([0, *sizes]), sizes, strict=False)])
+    got = solve_batches(table, batch_size=batch_size, seed=seed, shard_sizes=sizes)
+    before, after = (imbalance(table, order, sizes, batch_size) for order in (start, got.order))
+    assert after <= before * (1 + 1e-5) + 1e-6
+    assert got.unbalanced == pytest.approx(after / before if before else 1.0, abs=1e-3)
+
+
+CASES = {
+    "one": {"shard_sizes": [2048], "batch_size": 32},
+    "short last step": {"shard_sizes": [2041], "batch_size": 32},
+    "beyond a window": {"shard_sizes": [4100], "batch_size": 200},
+    "workers": {"shard_sizes": [600, 600, 600], "batch_size": 16},
+    "uneven workers": {"shard_sizes": [300, 650, 811], "batch_size": 16},
+    "workers beyond a window": {"shard_sizes": [1000, 1000, 1000], "batch_size": 50},
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("case", CASES)
+def test_steps_and_prefixes_are_far_more_balanced_than_random_ones(case, dtype):
+    options = CASES[case]
+    table = (normal(sum(options["shard_sizes"]), 8) + 2).astype(dtype)
+    got = solve_batches(table, **options)
+    after = imbalance(table, got.order, *options.values())
+    chance = sum(np.var(own, axis=0, dtype=np.float64).sum() * len(own) for own in split(table, options["shard_sizes"]))
+    assert after < 0.1 * chance
+    assert got.bound_after < 0.25 * got.bound_random
+    exact = parallel_herding_bound(table, got.order, **options).rms
+    assert got.bound_after == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("sizes", [[700, 1300], [50, 51, 53, 57, 90]])
+def test_steps_without_some_workers_add_up_to_little(sizes):
+    """Prefixes once went to the random total of the steps that all workers share."""
+    bounds = []
+    for seed in range(4):
+        got = solve_batches(normal(sum(sizes), 8), batch_size=1, shard_sizes=sizes, seed=seed)
+        bounds.append(got.bound_after / got.bound_random)
+    assert np.mean(bounds) < 0.35
+
+
+def test_strata_cost_little_balance():
+    strata = np.random.default_rng(1).integers(0, 4, 2048)
+    table = normal(2048, 8) + 3 * strata[:, None]
+    plain, stratified = (solve_batches(table, batch_size=32, strata=codes) for codes in (None, strata))
+    after = [imbalance(table, got.order, [2048], 32) for got in (plain, stratified)]
+    assert after[1] < 3 * after[0]
+    assert stratified.bound_after < 0.25 * stratified.bound_random < 0.25 * plain.bound_random
+
+
+def test_the_same_arguments_give_the_same_order_and_another_seed_another():
+    table = normal(500, 6)
+    first, again, other = (solve_batches(table, batch_size=8, seed=seed) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first.order, again.order)
+    together = [{frozenset(step.tolist()) for step in steps_of(got.order, [500], 8)} for got in (first, other)]
+    assert not together[0] & together[1]
+    assert other.bound_after < 2 * first.bound_after < 4 * other.bound_after
+
+
+@pytest.mark.parametrize("power", [-130, -60, 60, 100])
+def test_a_power_of_two_changes_nothing(power):
+    table = normal(400, 6).astype(np.float64)
+    plain, scaled = (solve_batches(x, batch_size=8) for x in (table, np.ldexp(table, power)))
+    np.testing.assert_array_equal(plain.order, scaled.order)
+    assert scaled.bound_after == math.ldexp(plain.bound_after, power)
+    if power in (-60, 60):  # whose squares float32 holds no more, or only just
+        small = solve_batches(np.ldexp(table, power).astype(np.float32), batch_size=8)
+        assert small.unbalanced == pytest.approx(plain.unbalanced, rel=0.2)
+
+
+@pytest.mark.parametrize(("dtype", "mean"), [(np.float32, 1000), (np.float64, 1e6), (np.float16, 8)])
+def test_a_large_mean_is_no_drift(dtype, mean):
+    table = (normal(4000, 4) + mean).astype(dtype)
+    got = solve_batches(table, batch_size=20)
+    exact = parallel_herding_bound(table, got.order, batch_size=20, shard_sizes=[4000]).rms
+    assert got.bound_after == pytest.approx(exact, rel=1e-2)
+    assert got.bound_after < 0.2 * got.bound_random
+
+
+def test_one_huge_vector_leaves_the_others_balanced():
+    table = normal(1024, 4)
+    table[77] *= 1000
+    got = solve_batches(table, batch_size=16)
+    assert got.sweeps > 2
+    steps = [step for step in steps_of(got.order, [1024], 16) if 77 not in step]
+    small = np.delete(table, 77, axis=0).mean(axis=0)
+    assert np.mean([np.sum((table[step] - small).sum(axis=0) ** 2) for step in steps]) < 0.2 * 16 * 4
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 50, 51])
+def test_vectors_that_are_all_alike_give_a_random_order(batch_size):
+    orders = [solve_batches(np.full((50, 3), 0.7), batch_size=batch_size, seed=seed) for seed in range(2)]
+    assert any(orders[0].order != orders[1].order)
+    for got in orders:
+        np.testing.assert_array_equal(np.sort(got.order), np.arange(50))
+        assert got.bound_after == pytest.approx(0, abs=1e-6)
+        assert got.sweeps <= 1
+
+
+def test_unseen_examples_count_as_their_workers_mean():
+    rng = np.random.default_rng(2)
+    table, sizes = normal(900, 5), [300, 600]
+    seen = rng.random(900) < 0.7
+    filled = table.astype(np.float64)
+    for own, known in zip(split(filled, sizes), split(seen, sizes), strict=True):
+        own[~known] = own[known].mean(axis=0)
+    table[~seen] = np.nan
+    got = solve_batches(table, batch_size=10, shard_sizes=sizes, seen=seen)
+    exact = parallel_herding_bound(filled, got.order, shard_sizes=sizes, batch_size=10).rms
+    assert got.bound_after == pytest.approx(exact, rel=1e-4)
+    assert imbalance(table, got.order, sizes, 10, seen) < 0.1 * 5 * seen.sum()
+    nothing = solve_batches(table, batch_size=10, seen=np.zeros(900, np.bool_))
+    np.testing.assert_array_equal(np.sort(nothing.order), np.arange(900))
+
+
+# Its input
+
+
+def test_tensors_files_and_strided_tables_are_solved_alike(tmp_path):
+    table = normal(200, 6)
+    expected = solve_batches(table, batch_size=8).order
+    np.save(tmp_path / "table.npy", table)
+    wide = np.zeros((200, 12), np.float32)
+    wide[:, ::2] = table
+    for same in (torch.from_numpy(table), np.load(tmp_path / "table.npy", mmap_mode="r"), wide[:, ::2]):
+        np.testing.assert_array_equal(solve_batches(same, batch_size=8).order, expected)
+
+
+def test_the_table_is_never_copied():
+    table = np.ones((20_000, 512), np.float16)
+    table[::3] = -1
+    table.flags.writeable = False
+    solve_batches(table[:8], batch_size=2)
+    tracemalloc.start()
+    try:
+        solve_batches(table, batch_size=64)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.25 * table.nbytes
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+        ({"vectors": np.ones((4, 2), np.int64)}, "convert with astype"),
+        ({"vectors": np.ones(4)}, "shape"),
+        ({"vectors": np.array([[1.0], [np.nan], [1.0], [np.inf]])}, "2 vectors .* rows 1, 3: leave them out of `seen`"),
+        ({"vectors": np.full((4, 1), 1e200)}, "scale them down"),
+        ({"shard_sizes": [1, 2]}, "add up to 3, but there are 4"),
+        ({"portions": 3}, "cannot be dealt out in 3 equal portions"),
+        ({"strata": np.zeros(3, np.int64)}, r"each of 4 examples, got shape \(3,\)"),
+        ({"strata": np.array([0, -1, 0, 0])}, "return_inverse"),
+        ({"strata": np.zeros(4)}, "convert with astype"),
+        ({"seen": np.ones(3, np.bool_)}, r"4 bools, one per example, got bool of shape \(3,\)"),
+        ({"seen": np.ones(4)}, "got float64"),
+    ],
+)
+def test_bad_input_is_refused(change, says):
+    with pytest.raises(ValueError, match=says):
+        solve_batches(**{"vectors": np.ones((4, 2)), "batch_size": 2, **change})
+
+
+# The plain twins
+
+
+@settings(max_examples=100, deadline=None)
+@given(vectors(), st.integers(1, 3), st.booleans(), st.data())
+def test_exchange_is_its_plain_twin(table, kinds, unseen, data):
+    table = centred(table)
+    size = data.draw(st.integers(1, len(table) - 1))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    order, strata = rng.permutation(len(table)), rng.integers(0, kinds, len(table))
+    known = rng.random(len(table)) < 0.8 if unseen else np.ones(len(table), np.bool_)
+    exact = np.where(known[:, None], table, 0).astype(np.float64)
+    u, v = order[:size].tolist(), order[size:].tolist()
+    reference.exchange(exact, strata, u, v)
+
+    bits = table.view(np.uint16) if table.dtype == np.float16 else table
+    bits.flags.writeable = False
+    rows = np.where(known[order], order, -1 - order)
+    sums = np.empty((2, table.shape[1]), np.float32)
+    means = np.zeros((1, table.shape[1]))
+    arguments = (bits, rows, strata[order], kinds, np.array([0, size, len(table)]), means, 0.5, sums)
+    kernels_batches.step_sums(*arguments)
+    np.testing.assert_array_equal(sums[0], exact[order[:size]].sum(axis=0) / 2)
+    in_one_window = max(size, len(table) - size) <= kernels_batches.WINDOW
+    kernels_batches.exchange(*arguments, np.array([[0, 1]]))
+    rows = np.where(rows < 0, -1 - rows, rows)
+    if in_one_window:
+        assert rows.tolist() == [*u, *v]
+    np.testing.assert_array_equal(sums, [exact[rows[:size]].sum(axis=0) / 2, exact[rows[size:]].sum(axis=0) / 2])
+
+
+@settings(max_examples=60, deadline=None)
+@given(vectors(), st.integers(0, 99), st.sampled_from([1.0, 1.5, 10.0]))
+def test_settle_is_its_plain_twin(table, seed, slack):
+    rng = np.random.default_rng(seed)
+    sums, count = table.astype(np.float32), len(table)
+    fading = rng.integers(0, 5, (3, count)).astype(np.float32)
+    weights = np.array([1, 0.5, 2], np.float32)
+    order, jumps = rng.permutation(count), rng.integers(1, 6, (4, count)).astype(np.uint8)
+    expected = reference.settle(sums.astype(np.float64), order.tolist(), *(fading, weights, jumps), slack)
+    scratch = np.empty_like(sums), np.empty((3, table.shape[1]), np.float32)
+    kernels_batches.settle(sums, order, fading, weights, *scratch, jumps, slack)
+    assert order.tolist() == expected
+
+
+@pytest.mark.parametrize("count", [3, 17, 300])
+def test_a_quiet_end(count):
+    rng = np.random.default_rng(count)
+    sums = rng.standard_normal((count, 6)).astype(np.float32)
+    sums -= sums.mean(axis=0)
+    order = rng.permutation(count)
+    quiet = quieted(sums, order, rng)
+    np.testing.assert_array_equal(np.sort(quiet), np.arange(count))
+    scales = 2.0 ** np.arange(int(math.log2(count)) + 1)
+    fading, weights = (1 - 1 / scales[:, None]) ** np.arange(count - 1, -1, -1), 1 / scales
+    exact = sums.astype(np.float64)
+    before, after = (reference.left_over(exact, list(own), fading, weights) for own in (order, quiet))
+    assert after <= before * (0.2 if count == 300 else 1)
+    long = [reference.prefix_squares(exact, list(own)) for own in (order, quiet)]
+    assert long[1] <= SLACK * long[0] * (1 + 1e-4)
+    if count == 300:  # herded first: prefixes are short as well
+        both = list(herded(sums, rng))
+        assert reference.prefix_squares(exact, both) < 0.2 * long[0]
+        assert reference.left_over(exact, both, fading, weights) < 0.2 * before
+
+
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(0).standard_normal((640, 8)).astype(np.float32)
+    alone = solve_batches(vectors, batch_size=16).order
+    monkeypatch.setattr(batches.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    np.testing.assert_array_equal(solve_batches(vectors, batch_size=16).order, alone)
