@@ -55,7 +55,7 @@ def test_any_integers_or_strings_become_codes(given: Any, names: Any) -> None:
         ([[1], [1, 2], [1], [1]], ValueError, "one entry per example"),
         ("abab", TypeError, "got str"),
         (3, TypeError, "got int"),
-        (iter([1, 1, 1, 1]), TypeError, "sequence"),
+        pytest.param(iter([1, 1, 1, 1]), TypeError, "sequence", id="iterator"),
         ([b"a", b"a", b"b", b"b"], ValueError, "integers, bools or strings"),
     ],
     ids=str,

@@ -1,18 +1,20 @@
-"""Which examples share a step, and in which order the steps come: the two freedoms of an order, used one by one.
+"""Which examples share a step, and in which order they come: the two freedoms of an order, used one after the other.
 
 Within a step gradients are averaged, so what a step does wrong is the sum of its examples' deviations from the mean.
 
-1. *Balance*: from a random partition into steps (a stratified one where strata are given), examples are exchanged
-   between pairs of steps as long as Σ_t ‖sum_t‖² falls. Own shards exchange within a worker, strata within a stratum;
-   it is the sum over all workers that is balanced. Where steps differ in size, those of each size are first made to
-   add up to about nothing by themselves, since only steps of one size can change places later.
-2. *Order*: the steps' sums are herded like examples, by balance sweeps: every prefix of the epoch stays short.
+1. *Short prefixes*: balance sweeps over all examples (`solve`). With strata, a stratified shuffle whose steps
+   are put in order by sweeps over their sums.
+2. *Balance*: examples are exchanged between steps that are near each other as long as Σ_t ‖sum_t‖² falls. Own shards
+   exchange within a worker, strata within a stratum; it is the sum over all workers that is balanced. Prefixes change
+   only between the two steps, and the examples with small gradients, with which sweeps end an epoch, stay there.
+   Where steps differ in size, those of each size are first made to add up to about nothing by themselves, since only
+   steps of one size can change places later.
 3. *A quiet end*: a step's error fades with the steps that follow it, at rate η in a direction of curvature h by
-   (1 − ηh) per step. Nearby steps are exchanged so that what is left at the epoch's end becomes small on all time
+   (1 − ηh) per step. Nearby steps change places so that what is left at the epoch's end becomes small on all time
    scales at once, Σ_τ ‖Σ_t (1 − 1/τ)^(T−1−t) sum_t‖² / τ for τ = 1, 2, 4, ..., as long as squared prefixes grow by
    no more than SLACK.
 
-docs/theory.md says why, RESULTS.md what each part is worth.
+docs/how-it-works.md says why, RESULTS.md what it is worth.
 """
 
 from __future__ import annotations
@@ -33,14 +35,18 @@ from heeler.herding.solver import Solution, solve
 from heeler.herding.strata import stratified_order
 from heeler.herding.validate import Array, IntArray
 
-ROUNDS = 16
-"""Of exchanges, at most. In each, every step meets one other."""
-PROGRESS = 0.99
+NEAR = 4
+"""How far apart steps are that exchange examples. With 16 prefixes grow, and with 1 balance stays worse."""
+ROUNDS = 4
+"""Of exchanges, at most. In each, every step meets one at every distance up to NEAR."""
+PROGRESS = 0.97
 """A round that leaves more than this share of Σ ‖sum‖ is the last. Of squares one huge vector would be nearly all, and
 the rounds would end with the first."""
+SWEEPS = 16
+"""At most; they end by themselves when they stop helping."""
 LEVELS = 4
 """Times that examples are exchanged between steps of different size."""
-SLACK = 1.5
+SLACK = 1.1
 """How much longer the squared prefixes may get for a quiet end."""
 JUMP = 64
 """How far apart steps are that change places for it."""
@@ -97,9 +103,13 @@ def solve_batches(
     steps = _Steps(floats, start, shards, batch_size, strata, seen)
     before = steps.total
     bound_random = steps.bound(np.arange(steps.count))
+    if strata is None:
+        steps.rearrange(_swept(floats, start, shards, batch_size, seen, rng))
+    else:
+        steps.rearrange(steps.expand(steps.herded(rng)))
     steps.level(rng)
     done = steps.balance(rounds, rng)
-    order = steps.sequence(rng)
+    order = steps.quieted(rng)
     bound = steps.bound(order)
     seconds = time.perf_counter() - begun
     left = steps.total / before if before > 0 else 1.0
@@ -136,6 +146,29 @@ def first_order(
     return order
 
 
+def _swept(
+    floats: Array,
+    start: IntArray,
+    shards: IntArray,
+    batch_size: int,
+    seen: NDArray[np.bool_] | None,
+    rng: np.random.Generator,
+) -> IntArray:
+    """(N,) each worker's examples by balance sweeps from `start`; those without a vector keep random places."""
+    known = start if seen is None else start[seen[start]]
+    workers = np.searchsorted(shards, known, side="right") - 1
+    sizes = np.bincount(workers, minlength=shards.size - 1)
+    order = start.copy()
+    places = np.arange(start.size) if seen is None else np.flatnonzero(seen[start])
+    if known.size:
+        alone = sizes.size == 1
+        options: dict[str, Any] = {"sweeps": SWEEPS, "batch_size": batch_size, "seed": int(rng.integers(2**32))}
+        order[places] = solve(
+            floats, known, shard_sizes=None if alone else sizes.tolist(), subset=True, **options
+        ).order
+    return order
+
+
 class _Steps:
     """A partition of the examples into steps; places of a step lie worker by worker, as `start` has them."""
 
@@ -157,21 +190,25 @@ class _Steps:
         step = (np.arange(start.size) - np.repeat(shards[:-1], sizes)) // batch_size
         self._places = np.argsort(step, kind="stable")  # where in the workers' lists side by side each place lies
         self._offsets = np.append(0, np.cumsum(np.bincount(step)))
-        self._rows = start[self._places]
         self._strata = 1 if strata is None else int(strata.max(initial=0)) + 1
-        own = np.zeros(start.size, np.int64) if strata is None else strata
-        self._cells = (worker * self._strata + own[start])[self._places]
+        self._cell_of = worker * self._strata + (0 if strata is None else strata)
+        self._row_of = np.arange(start.size) if seen is None else np.where(seen, 0, -1) ^ np.arange(start.size)
+        self._rows, self._cells = np.empty_like(start), np.empty_like(start)
         # Where a worker's full steps end, and where its last one does. Steps between two such ends are of one kind, the
         # same workers with as many examples each: they may change places.
         self._ends = np.unique(np.concatenate([[0], sizes // batch_size, -(-sizes // batch_size)]))
 
-        if seen is not None:
-            self._rows = np.where(seen[self._rows], self._rows, -1 - self._rows)
         self._table = check.as_bits(floats)
         self._means, self._scale = _centre(floats, self._table, shards, seen)
         self._sums = check.aligned(self.count, dim, dtype=np.float32)
         fixed = (self._cells, self._strata, self._offsets, self._means, self._scale)
         self._arguments = (self._table, self._rows, *fixed, self._sums)
+        self.rearrange(start)
+
+    def rearrange(self, order: IntArray) -> None:
+        """Fill the steps from an order (N,) of the workers' examples, side by side."""
+        examples = order[self._places]
+        self._rows[:], self._cells[:] = self._row_of[examples], self._cell_of[examples]
         self._kernels.step_sums(*self._arguments)
 
     @property
@@ -207,13 +244,15 @@ class _Steps:
             self._kernels.step_sums(*self._arguments)
 
     def balance(self, rounds: int, rng: np.random.Generator) -> int:
-        """Exchange examples between steps of a kind as long as that helps; returns the rounds done."""
+        """Exchange examples between near steps of a kind as long as that helps; returns the rounds done."""
         if np.diff(self._ends).max() < 2 or np.diff(self._offsets).max() < 2:
             return 0
         left = self._norms()
         for done in range(1, rounds + 1):
-            pairs = np.concatenate([_pairs(a, b, rng) for a, b in pairwise(self._ends.tolist())])
-            _at_once(lambda part: self._kernels.exchange(*self._arguments, part), pairs)
+            for distance in range(1, NEAR + 1):
+                odd = int(rng.integers(2))
+                pairs = np.concatenate([_near(a, b, distance, odd) for a, b in pairwise(self._ends.tolist())])
+                _at_once(lambda part: self._kernels.exchange(*self._arguments, part), pairs)
             left, before = self._norms(), left
             if left >= PROGRESS * before:
                 return done
@@ -223,12 +262,19 @@ class _Steps:
         """Σ_t ‖sum_t‖."""
         return float(np.sqrt(np.einsum("tk,tk->t", self._sums, self._sums)).sum(dtype=np.float64))
 
-    def sequence(self, rng: np.random.Generator) -> IntArray:
-        """(T,) an order of the steps: short prefixes, and a quiet end."""
+    def herded(self, rng: np.random.Generator) -> IntArray:
+        """(T,) an order of the steps in which prefixes are short."""
+        return self._by_kind(lambda sums: herded(sums, rng))
+
+    def quieted(self, rng: np.random.Generator) -> IntArray:
+        """(T,) an order of the steps, near to the present one, with a quiet end."""
+        return self._by_kind(lambda sums: quieted(sums, np.arange(len(sums)), rng))
+
+    def _by_kind(self, ordered: Callable[[NDArray[np.float32]], IntArray]) -> IntArray:
         order = np.arange(self.count)
         for a, b in pairwise(self._ends.tolist()):
             if b - a > 2:
-                order[a:b] = a + herded(self._sums[a:b], rng)
+                order[a:b] = a + ordered(self._sums[a:b])
         return order
 
     def bound(self, order: IntArray) -> float:
@@ -260,6 +306,13 @@ def _at_once(exchange: Callable[[IntArray], Any], pairs: IntArray) -> None:
     with ThreadPoolExecutor(threads, "heeler-solve") as pool:
         for done in [pool.submit(exchange, part) for part in np.array_split(pairs, threads)]:
             done.result()
+
+
+def _near(a: int, b: int, distance: int, odd: int) -> IntArray:
+    """(P, 2) numbers from a to below b that are so far apart, none in two pairs; `odd` 0 or 1 tells which."""
+    first = np.arange(a, b - distance)
+    first = first[((first - a) // distance) % 2 == odd]
+    return np.stack([first, first + distance], axis=1)
 
 
 def _pairs(a: int, b: int, rng: np.random.Generator) -> IntArray:
@@ -294,13 +347,12 @@ def _centre(
 
 
 def herded(sums: NDArray[np.float32], rng: np.random.Generator) -> IntArray:
-    """(T,) an order of the rows of sums (T, K): short prefixes, and a quiet end."""
+    """(T,) an order of the rows of sums (T, K) in which prefixes are short."""
     count = len(sums)
     centred = sums - sums.mean(axis=0, dtype=np.float64).astype(np.float32)
     if not centred.any():
         return rng.permutation(count)
-    order = solve(centred, rng.permutation(count), sweeps=16, seed=int(rng.integers(2**32))).order
-    return quieted(centred, order, rng)
+    return solve(centred, rng.permutation(count), sweeps=SWEEPS, seed=int(rng.integers(2**32))).order
 
 
 def quieted(sums: NDArray[np.float32], order: IntArray, rng: np.random.Generator) -> IntArray:
