@@ -19,8 +19,8 @@ class Herd(TabledRule):
     its share of each, as in the rule `stratified`. The solve takes the time; the kernels let go of the GIL, so it can
     run in a thread. An example without a vector counts as the mean.
 
-    A solve starts from a new random partition, not from the last one. The result is as good, and an order that is like
-    the one before is not: networks that memorize fit the examples worse when they come in the same order again
+    A solve starts from a new random order, not from the last one. The result is as good, and an order that is like the
+    one before is not: networks that memorize fit the examples worse when they come in the same order again
     (RESULTS.md, LeNet and GPT: above random's loss with one order for up to 8 epochs, level with it or below with new
     ones).
 

@@ -1,0 +1,100 @@
+"""How good orders are on real tables of gradients: prefixes, steps and the epoch's end, over those of a random order.
+
+python -m benchmarks.order_quality --data DIR [--tasks digits,digits-mlp,glue-rte,glue-mrpc] [--out FILE]
+
+A table is taken from a few epochs of training. "prefixes" is the root mean square of ‖prefix‖ at step boundaries,
+"steps" Σ ‖sum_t‖², "end" Σ_τ ‖e_τ‖² / τ (docs/how-it-works.md); all ÷ the random order's. "anywhere" is `herd` with
+exchanges between steps however far apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from experiments import training
+from experiments.folder import Folder
+from experiments.tasks import get_task, settings
+from heeler.herding import batches, solve, solve_batches
+
+TASKS: dict[str, dict[str, Any]] = {
+    "digits": {"epochs": 8},
+    "digits-mlp": {"epochs": 8},
+    "glue-rte": {"epochs": 6, "workers": 1, "batch_size": 64, "shards": "global"},
+    "glue-mrpc": {"epochs": 6, "workers": 1, "batch_size": 64, "shards": "global"},
+}
+
+
+def table_of(task: str, folder: Folder) -> tuple[NDArray[np.float32], int]:
+    """(N, K) sketches of a short run, and its batch size."""
+    run = settings(get_task(task), "herd", 0, **TASKS[task])
+    rows: list[NDArray[np.float32]] = []
+
+    class Looking(training.OneProcess):
+        def sampler(self, *args: Any, **kwargs: Any) -> Any:
+            self.made = super().sampler(*args, **kwargs)
+            return self.made
+
+        def measure(self, *_: Any) -> dict[str, Any]:
+            table = self.made.session.rule.table
+            rows[:] = [] if table is None else [table.sketches(np.arange(len(table)))]
+            return {}
+
+    for _ in training.train(run, folder, Looking()):
+        pass
+    return rows[0], run.step
+
+
+def quality(rows: NDArray[np.float32], order: NDArray[np.int64], step: int) -> dict[str, float]:
+    """Of an order, in full steps."""
+    centred = (rows - rows.mean(axis=0))[order]
+    count = len(order) // step
+    sums = centred[: count * step].reshape(count, step, -1).sum(axis=1, dtype=np.float64)
+    scales = 2.0 ** np.arange(int(math.log2(count)) + 1)
+    ends = (1 - 1 / scales[:, None]) ** np.arange(count - 1, -1, -1) @ sums
+    return {
+        "prefixes": math.sqrt(float(np.square(np.cumsum(sums, axis=0)).sum()) / count),
+        "steps": float(np.square(sums).sum()),
+        "end": float((np.square(ends).sum(axis=1) / scales).sum()),
+    }
+
+
+def compare(task: str, folder: Folder) -> dict[str, Any]:
+    rows, step = table_of(task, folder)
+    start = np.random.default_rng(0).permutation(len(rows))
+    orders = {"random": start, "sweeps": solve(rows, start, sweeps=batches.SWEEPS, batch_size=step).order}
+    orders["herd"] = solve_batches(rows, batch_size=step).order
+    near, batches.NEAR = batches.NEAR, len(rows) // step // 2
+    orders["anywhere"] = solve_batches(rows, batch_size=step).order
+    batches.NEAR = near
+    judged = {name: quality(rows, order, step) for name, order in orders.items()}
+    relative = {
+        name: {key: round(value / judged["random"][key], 3) for key, value in own.items()}
+        for name, own in judged.items()
+    }
+    return {"task": task, "rows": list(rows.shape), "step": step, "orders": relative}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = [compare(task, Folder.at(given.data)) for task in given.tasks.split(",")]
+    text = json.dumps(found, indent=1)
+    print(text)
+    if given.out:
+        given.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
