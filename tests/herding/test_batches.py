@@ -185,7 +185,7 @@ def test_one_huge_vector_leaves_the_others_balanced():
     table = normal(1024, 4)
     table[77] *= 1000
     got = solve_batches(table, batch_size=16)
-    assert got.sweeps > 2
+    assert got.sweeps == 2
     steps = [step for step in steps_of(got.order, [1024], 16) if 77 not in step]
     small = np.delete(table, 77, axis=0).mean(axis=0)
     assert np.mean([np.sum((table[step] - small).sum(axis=0) ** 2) for step in steps]) < 0.6 * 16 * 4
