@@ -253,7 +253,7 @@ def test_a_checkpoint_is_as_large_as_said(tmp_path):
         handle = heeler.attach(LeNet(), heeler.Sampler(5000, batch_size=50, order=order))
         heeler.save(handle, tmp_path / "state")
         size = heeler.explain(LeNet(), 5000, 50, order=order).needs.checkpoint_bytes
-        assert size <= (tmp_path / "state").stat().st_size < 1.1 * size + 50_000
+        assert size <= (tmp_path / "state").stat().st_size < 1.1 * size + 80_000
 
 
 def traffic(rank, examples, order, epochs):

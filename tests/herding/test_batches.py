@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import batches, kernels_batches, parallel_herding_bound
-from heeler.herding.batches import SLACK, herded, quieted, solve_batches
+from heeler.herding.batches import ROUNDS, SLACK, herded, quieted, solve_batches
 from heeler.herding.strata import stratified_order
 from tests.herding import reference
 from tests.herding.strategies import centred, shards, split, vectors
@@ -181,14 +181,13 @@ def test_a_large_mean_is_no_drift(dtype, mean):
     assert got.bound_after < 0.2 * got.bound_random
 
 
-def test_one_huge_vector_leaves_the_others_balanced():
+def test_one_huge_vector_does_not_end_the_rounds():
+    """It shifts the mean, and the others make up for it before and after it: prefixes stay short."""
     table = normal(1024, 4)
     table[77] *= 1000
     got = solve_batches(table, batch_size=16)
-    assert got.sweeps == 2
-    steps = [step for step in steps_of(got.order, [1024], 16) if 77 not in step]
-    small = np.delete(table, 77, axis=0).mean(axis=0)
-    assert np.mean([np.sum((table[step] - small).sum(axis=0) ** 2) for step in steps]) < 0.6 * 16 * 4
+    assert got.sweeps == ROUNDS
+    assert got.bound_after < 0.7 * got.bound_random
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 50, 51])

@@ -70,6 +70,11 @@ def loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(Points(), batch_size=BATCH, **options)
 
 
+def found_strata() -> Tensor | None:
+    """What integrations find in `Points`."""
+    return Points().labels if labels.FIND_STRATA else None
+
+
 def plain_loop(accumulation: int = 1, *, uneven: bool = False) -> Net:
     """What every framework's run is compared with: the two lines in an ordinary loop.
 
@@ -77,8 +82,7 @@ def plain_loop(accumulation: int = 1, *, uneven: bool = False) -> Net:
     """
     net = Net()
     model: Any = DistributedDataParallel(net) if dist.is_initialized() and dist.get_world_size() > 1 else net
-    strata = Points().labels if labels.FIND_STRATA else None
-    sampler = heeler.Sampler(Points(), batch_size=BATCH * accumulation, strata=strata, **OPTIONS)
+    sampler = heeler.Sampler(Points(), batch_size=BATCH * accumulation, strata=found_strata(), **OPTIONS)
     heeler.attach(model, sampler)
     optimizer = sgd(model)
     batches = loader(sampler=sampler)

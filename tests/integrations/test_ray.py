@@ -13,7 +13,18 @@ import torch.distributed as dist
 from torch import nn
 
 import heeler
-from tests.integrations.problem import BATCH, EPOCHS, OPTIONS, Net, Points, check_orders, loader, plain_loop, sgd
+from tests.integrations.problem import (
+    BATCH,
+    EPOCHS,
+    OPTIONS,
+    Net,
+    Points,
+    check_orders,
+    found_strata,
+    loader,
+    plain_loop,
+    sgd,
+)
 from tests.integrations.worlds import in_world
 
 STEP = 9
@@ -36,7 +47,7 @@ def train(folder: Path, *, resumes: bool) -> Net:
 
     net = Net()
     model: nn.Module = ray.train.torch.prepare_model(net)
-    sampler = heeler.Sampler(Points(), batch_size=BATCH, **OPTIONS)
+    sampler = heeler.Sampler(Points(), batch_size=BATCH, strata=found_strata(), **OPTIONS)
     handle = heeler.attach(model, sampler)
     batches = ray.train.torch.prepare_data_loader(loader(sampler=sampler))
     optimizer = sgd(model)
