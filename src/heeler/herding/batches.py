@@ -39,7 +39,8 @@ NEAR = 2
 """How far apart steps are that exchange examples."""
 ROUNDS = 2
 """Of exchanges, at most. In each, every step meets one at every distance up to NEAR. Two rounds up to 2 take as long as
-the sweeps before them; four rounds up to 4 take five times as long and leave 0.84 (digits) to 0.92 (MRPC) of Σ ‖sum‖²."""
+the sweeps before them; four rounds up to 4 take five times as long and leave 0.84 (digits) or 0.92 (MRPC) of what these
+leave of Σ ‖sum‖²."""
 PROGRESS = 0.97
 """A round that leaves more than this share of Σ ‖sum‖ is the last. Of squares one huge vector would be nearly all, and
 the rounds would end with the first."""
