@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import heeler
-from heeler.ordering import labels
 
 EXAMPLES, BATCH, EPOCHS, SEED = 46, 4, 3, 11
 OPTIONS: dict[str, Any] = {
@@ -70,11 +69,6 @@ def loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(Points(), batch_size=BATCH, **options)
 
 
-def found_strata() -> Tensor | None:
-    """What integrations find in `Points`."""
-    return Points().labels if labels.FIND_STRATA else None
-
-
 def plain_loop(accumulation: int = 1, *, uneven: bool = False) -> Net:
     """What every framework's run is compared with: the two lines in an ordinary loop.
 
@@ -82,7 +76,7 @@ def plain_loop(accumulation: int = 1, *, uneven: bool = False) -> Net:
     """
     net = Net()
     model: Any = DistributedDataParallel(net) if dist.is_initialized() and dist.get_world_size() > 1 else net
-    sampler = heeler.Sampler(Points(), batch_size=BATCH * accumulation, strata=found_strata(), **OPTIONS)
+    sampler = heeler.Sampler(Points(), batch_size=BATCH * accumulation, **OPTIONS)
     heeler.attach(model, sampler)
     optimizer = sgd(model)
     batches = loader(sampler=sampler)

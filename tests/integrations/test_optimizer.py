@@ -14,7 +14,7 @@ import heeler.integrations.accelerate
 import heeler.integrations.transformers
 from heeler.integrations.lightning import HeelerCallback
 from heeler.integrations.loader import attach_options
-from tests.integrations.problem import BATCH, EPOCHS, OPTIONS, Batches, Net, Points, found_strata, loader
+from tests.integrations.problem import BATCH, EPOCHS, OPTIONS, Batches, Net, Points, loader
 from tests.integrations.test_lightning import Module, trainer
 from tests.integrations.test_transformers import training_arguments
 from tests.integrations.worlds import in_world
@@ -35,7 +35,7 @@ def everywhere(folder: Path) -> list[Batches]:
     """The examples of all batches: in a plain loop, Accelerate, Transformers and Lightning."""
     nets = [Net() for _ in range(4)]
 
-    sampler = heeler.Sampler(Points(), batch_size=BATCH, strata=found_strata(), **OPTIONS)
+    sampler = heeler.Sampler(Points(), batch_size=BATCH, **OPTIONS)
     optimizer = adam(nets[0])
     handles = [heeler.attach(nets[0], sampler, optimizer=optimizer)]
     for _ in range(EPOCHS):

@@ -20,7 +20,6 @@ from tests.integrations.problem import (
     Net,
     Points,
     check_orders,
-    found_strata,
     loader,
     plain_loop,
     sgd,
@@ -47,7 +46,7 @@ def train(folder: Path, *, resumes: bool) -> Net:
 
     net = Net()
     model: nn.Module = ray.train.torch.prepare_model(net)
-    sampler = heeler.Sampler(Points(), batch_size=BATCH, strata=found_strata(), **OPTIONS)
+    sampler = heeler.Sampler(Points(), batch_size=BATCH, **OPTIONS)
     handle = heeler.attach(model, sampler)
     batches = ray.train.torch.prepare_data_loader(loader(sampler=sampler))
     optimizer = sgd(model)

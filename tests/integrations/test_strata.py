@@ -1,4 +1,4 @@
-"""The frameworks' loaders: labels that a dataset names become strata, and the log says so."""
+"""The frameworks' loaders: labels that a dataset names become the strata that an order needs, and the log says so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from lightning import Fabric
 import heeler.integrations.accelerate
 import heeler.integrations.lightning
 from heeler.integrations.loader import put_into
-from heeler.ordering import labels
 from tests.integrations.problem import OPTIONS, Net, Points, loader, sgd
 
 
@@ -36,7 +35,9 @@ def test_a_loaders_labels_are_its_strata(caplog: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"strata": None}, {"order": "random"}, {"order": "pair"}, {"shards": "local"}], ids=str
+    "options",
+    [{"strata": None, "order": "herd"}, {"order": "herd"}, {"order": "random"}, {"order": "pair"}, {"shards": "local"}],
+    ids=str,
 )
 def test_nothing_is_looked_for_where_it_is_of_no_use(options: dict[str, Any], caplog: Any) -> None:
     assert put_into(loader(shuffle=True), **options).strata is None
@@ -49,20 +50,16 @@ def test_what_is_given_stands(caplog: Any) -> None:
     assert not said(caplog)
 
 
-def test_one_constant_switches_it_off(monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setattr(labels, "FIND_STRATA", False)
-    assert put_into(loader(shuffle=True)).strata is None
-    assert not said(caplog)
-
-
 def test_accelerate_and_fabric_find_them(caplog: Any) -> None:
     accelerator, net = Accelerator(cpu=True), Net()
     model, _, batches = accelerator.prepare(net, sgd(net), loader(shuffle=True))
-    handle = heeler.integrations.accelerate.prepare(accelerator, model, batches, **OPTIONS)
+    handle = heeler.integrations.accelerate.prepare(accelerator, model, batches, **{**OPTIONS, "order": "stratified"})
     assert handle.metrics()["strata"] == 3.0
     fabric = Fabric(accelerator="cpu")
     net = Net()
     model, _ = fabric.setup(net, sgd(net))
-    handle = heeler.integrations.lightning.setup(fabric, model, fabric.setup_dataloaders(loader(shuffle=True)))
+    handle = heeler.integrations.lightning.setup(
+        fabric, model, fabric.setup_dataloaders(loader(shuffle=True)), order="stratified"
+    )
     assert handle.metrics()["strata"] == 3.0
     assert len(said(caplog)) == 2

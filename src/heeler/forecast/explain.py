@@ -14,7 +14,6 @@ from heeler.forecast.checks import Finding
 from heeler.forecast.costs import Needs
 from heeler.forecast.timing import Timing
 from heeler.herding.strata import strata_of
-from heeler.ordering import labels
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.setup import Setup, default_dim
@@ -170,7 +169,7 @@ def explain(
     )
     if examples:
         findings += checks.of_run(examples, batch_size, workers, epochs, shards)
-    if strata is None and rule.uses_strata and not (trainer is not None and labels.FIND_STRATA):
+    if strata is None and rule.uses_strata and not (trainer is not None and rule.needs_strata):
         findings += checks.of_labels(dataset)
     if loader is not None:
         findings += checks.of_loader(loader, own, batch_size)

@@ -9,10 +9,10 @@ Within a step gradients are averaged, so what a step does wrong is the sum of it
    only between the two steps, and the examples with small gradients, with which sweeps end an epoch, stay there.
    Where steps differ in size, those of each size are first made to add up to about nothing by themselves, since only
    steps of one size can change places later.
-3. *A quiet end*: a step's error fades with the steps that follow it, at rate η in a direction of curvature h by
-   (1 − ηh) per step. Nearby steps change places so that what is left at the epoch's end becomes small on all time
-   scales at once, Σ_τ ‖Σ_t (1 − 1/τ)^(T−1−t) sum_t‖² / τ for τ = 1, 2, 4, ..., as long as squared prefixes grow by
-   no more than SLACK.
+3. *A quiet end*, with strata; sweeps over examples have one anyway. A step's error fades with the steps that follow
+   it, at rate η in a direction of curvature h by (1 − ηh) per step. Nearby steps change places so that what is left at
+   the epoch's end becomes small on all time scales at once, Σ_τ ‖Σ_t (1 − 1/τ)^(T−1−t) sum_t‖² / τ for τ = 1, 2, 4,
+   ..., as long as squared prefixes grow by no more than SLACK.
 
 docs/how-it-works.md says why, RESULTS.md what it is worth.
 """
@@ -111,7 +111,7 @@ def solve_batches(
         steps.rearrange(steps.expand(steps.herded(rng)))
     steps.level(rng)
     done = steps.balance(rounds, rng)
-    order = steps.quieted(rng)
+    order = np.arange(steps.count) if strata is None else steps.quieted(rng)
     bound = steps.bound(order)
     seconds = time.perf_counter() - begun
     left = steps.total / before if before > 0 else 1.0

@@ -56,18 +56,15 @@ def put_into(loader: Any, view: type[Order] = Order, /, *, accumulation: int = 1
 
 
 def found_strata(dataset: Any, sampler_options: dict[str, Any]) -> dict[str, Any]:
-    """The dataset's labels as strata, said in the log; nothing where any were given (None too), or none are of use.
+    """The dataset's labels as strata for an order that needs some, said in the log; nothing where any were given.
+
+    Not for `herd`: it can do without, and on convex tasks did better without (RESULTS.md).
 
     Not for workers with examples of their own: each would find labels, or not, by itself.
     """
     order = sampler_options.get("order", "herd")
-    is_of_use = isinstance(order, str) and rule_class(order).uses_strata
-    if (
-        not named.FIND_STRATA
-        or "strata" in sampler_options
-        or not is_of_use
-        or sampler_options.get("shards") == "local"
-    ):
+    is_needed = isinstance(order, str) and rule_class(order).needs_strata
+    if "strata" in sampler_options or not is_needed or sampler_options.get("shards") == "local":
         return {}
     found = named.find_labels(dataset)
     if found is None:

@@ -9,8 +9,6 @@ from torch.utils.data import Subset
 
 from heeler.herding.validate import IntArray
 
-FIND_STRATA = True
-"""Whether the integrations give them as strata where the user gives none."""
 ATTRIBUTES = ("targets", "labels")
 """Where torchvision's datasets, and those like them, keep a list of all labels."""
 COLUMNS = ("label", "labels")
