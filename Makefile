@@ -33,7 +33,7 @@ unit: $(STAMP)
 # What takes too long for every change: thousands of random models, 40 architectures, every robust rule under every
 # fault, 100 runs with random faults or a slow rank.
 slow: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow tests/generative tests/stragglers
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow tests --ignore tests/robust
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/robust
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.distributed.soak --seeds 100
 

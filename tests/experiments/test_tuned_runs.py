@@ -93,6 +93,7 @@ class Dies(Place):
         super().attempt(run, say)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_takes_only_its_run_with_it(tiny, tmp_path):
     runs = [settings(get_task("digits"), "random", seed, epochs=1) for seed in range(4)]
     assert run_plan(runs, Dies(tiny.path, tmp_path), jobs=2, say=print) == 1

@@ -69,6 +69,7 @@ def everywhere(folder: Path) -> list[Batches]:
     return [net.seen for net in nets]
 
 
+@pytest.mark.slow
 def test_scaled_orders_are_the_plain_loops(tmp_path: Path) -> None:
     (orders,) = in_world(1, everywhere, tmp_path)
     assert orders[1:] == orders[:1] * 3

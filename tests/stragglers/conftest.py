@@ -1,11 +1,7 @@
-"""`pytest -m slow tests/stragglers` runs the long versions, which are left out otherwise."""
+"""What every test of ranks that are forked has in common."""
 
 import pytest
 import torch
-
-from tests.generative.conftest import pytest_collection_modifyitems, pytest_configure
-
-__all__ = ["pytest_collection_modifyitems", "pytest_configure"]
 
 
 @pytest.fixture(scope="session", autouse=True)

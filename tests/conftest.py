@@ -1,4 +1,4 @@
-"""`pytest -m slow tests/generative` runs the long versions, which are left out otherwise."""
+"""Tests that take minutes are left out; `pytest -m slow` runs them and nothing else."""
 
 from __future__ import annotations
 
