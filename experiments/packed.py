@@ -59,8 +59,9 @@ def _read(runs: Sequence[Path], until: dict[str, int]) -> list[Result]:
     kept = []
     for result in found.values():
         last = until.get(result.run.task, result.run.epochs)
-        if len(result.epochs) > last or result.end["diverged"]:
-            kept.append(Result(result.run.but(epochs=last), result.start, result.epochs[: last + 1], result.end))
+        if result.epochs[-1]["epoch"] >= last or result.end["diverged"]:
+            epochs = [epoch for epoch in result.epochs if epoch["epoch"] <= last]
+            kept.append(Result(result.run.but(epochs=last), result.start, epochs, result.end))
     kept = [result for result in kept if result.run.task not in until or _all_have(kept, result.run)]
     return sorted(kept, key=lambda result: (result.run.task, result.run.name, result.run.seed))
 
@@ -120,6 +121,8 @@ def _packed(result: Result) -> dict[str, Any]:
     metric = get_task(result.run.task).metric
     kept = dict.fromkeys([*KEPT, metric, f"ema_{metric}"])
     series = {k: [_six(e.get(k)) for e in result.epochs] for k in kept if k in result.epochs[0]}
+    if result.run.measure_every > 1:  # else they count up
+        series["epoch"] = [e["epoch"] for e in result.epochs]
     facts = {k: result.start[k] for k in FACTS if result.start.get(k) is not None}
     return {"run": result.run.to_json(), **facts, "diverged": result.end["diverged"], "epochs": series}
 
