@@ -14,10 +14,10 @@ from heeler.forecast.checks import Finding
 from heeler.forecast.costs import Needs
 from heeler.forecast.timing import Timing
 from heeler.herding.strata import strata_of
+from heeler.herding.subset import Subset
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.setup import Setup, default_dim
-from heeler.selection.subset import Subset
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.budget import Layers
 from heeler.sketch.compiled import HooksNotTraced, is_compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -13,13 +13,15 @@ from torch.utils.data.distributed import DistributedSampler
 
 from heeler.herding import OrderingRule
 from heeler.herding.strata import Strata, strata_of
+from heeler.herding.subset import Subset
 from heeler.herding.validate import IntArray
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.session import Session
 from heeler.ordering.setup import Links, Setup
-from heeler.selection import Selection
-from heeler.selection.subset import Subset
+
+if TYPE_CHECKING:
+    from heeler.selection import Selection
 
 
 class Sampler(DistributedSampler[Any]):

@@ -12,6 +12,7 @@ import numpy as np
 from heeler.herding import OrderingRule, adopt, make_rule, rule_class
 from heeler.herding.rules import check_uses_strata
 from heeler.herding.strata import Strata
+from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
 from heeler.ordering.dealing import Layout
 from heeler.ordering.distributed.follower import Follower
@@ -21,7 +22,6 @@ from heeler.ordering.distributed.ranks import Ranks, agree
 from heeler.ordering.distributed.strata import digest, gather_codes
 from heeler.ordering.distributed.transport import GlooTransport, Transport
 from heeler.ordering.planner import LocalPlanner, Planner
-from heeler.selection.subset import ALL, Subset
 
 DIM, FEWER = 1024, 256
 """Numbers per sketch, by default. On a character GPT 1,024 keep nine tenths of what exact gradients gain, and 256 seven

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from heeler.herding import OrderingRule
+from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
 from heeler.ordering.dealing import Layout
-from heeler.selection.subset import ALL, Subset
 
 _WIDE = 2**63
 

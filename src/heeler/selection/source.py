@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from heeler.herding import SketchTable
 from heeler.herding import validate as check
+from heeler.herding.subset import Subset
 from heeler.herding.validate import Array, IntArray
-from heeler.selection.subset import Subset
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from heeler.herding.strata import Strata, strata_of
+from heeler.herding.subset import Subset
 from heeler.selection.api import select
 from heeler.selection.parts import count_of, proportional_parts
 from heeler.selection.result import Selection, Spread
-from heeler.selection.subset import Subset
 
 
 def select_together(

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding.validate import Array, IntArray, as_integers, as_numpy, frozen
-from heeler.selection.result import Selection
 
 ALL = "all"
 """The digest of what is no subset."""
@@ -21,8 +20,8 @@ class Subset:
 
     Args:
         length: N.
-        chosen: a `Selection`; a mapping with `indices` and `weights`, such as its `as_dict()`; or the (k,) indices
-            alone. None for all.
+        chosen: a `heeler.Selection`; a mapping with `indices` and `weights`, such as its `as_dict()`; or the (k,)
+            indices alone. None for all.
     """
 
     def __init__(self, length: int, chosen: Any = None) -> None:
@@ -101,7 +100,7 @@ class Subset:
 def _parts(chosen: Any) -> tuple[IntArray, NDArray[np.float64]]:
     """(indices, weights); weights of 1 where none are given."""
     weights = None
-    if isinstance(chosen, Selection):
+    if hasattr(chosen, "indices") and hasattr(chosen, "weights"):
         chosen, weights = chosen.indices, chosen.weights
     elif isinstance(chosen, Mapping):
         if "indices" not in chosen:
