@@ -11,8 +11,9 @@ from heeler.ordering.dealing import IntArray, Layout
 from heeler.ordering.planner import LocalPlanner
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.sampler import Sampler
-from heeler.ordering.session import Session, SketchSource
+from heeler.ordering.session import Session
 from heeler.ordering.setup import Links, Setup
+from heeler.ordering.source import SketchSource
 
 
 class SimulatedWorkers(Sampler):

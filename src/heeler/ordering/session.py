@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from heeler.herding import OrderingRule
+from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.cursors import Cursors, Ids
@@ -24,31 +25,13 @@ from heeler.ordering.filing import Filing, Stamp, added_up, sum_of
 from heeler.ordering.planner import Planner
 from heeler.ordering.refresh import is_due
 from heeler.ordering.setup import Links, Setup, default_dim, make_planner
+from heeler.ordering.source import SketchSource
 from heeler.ordering.state import StateError, check_state, check_subset, subset_state
-from heeler.selection.subset import ALL, Subset
 
 ENOUGH = 0.9
 """The share of an epoch that must have been trained on for its sketches to last."""
 FAST_FORWARD = 1000
 """Epochs that `set_epoch` skips one by one; a number further off is taken as a name, not as a distance."""
-
-
-class SketchSource(Protocol):
-    """What a session needs of a `Sketcher`."""
-
-    dim: int
-    enabled: bool
-    sketching: bool
-
-    @property
-    def weights_version(self) -> int:
-        """Changes with every step of an optimizer."""
-
-    def rescale(self) -> bool:
-        """Sketch gradients as the optimizer steps now; True if sketches of before cannot be compared with those."""
-
-    def pop_passes(self) -> list[tuple[Any, Tensor]]:
-        """All passes finished since the last pop, in forward order: the stamp, and the sketches (B_i, K)."""
 
 
 class Session:
@@ -167,7 +150,7 @@ class Session:
     def coverage_changed(self) -> None:
         """Earlier sketches cannot be compared with those to come: forget them, and take new ones."""
         self._deliver(wait=True)
-        self.planner.forget(np.arange(self.setup.examples, dtype=np.int64))
+        self._forget_all()
         self._sketches_began = self.epoch
 
     # Filing: see `heeler.ordering.filing`
@@ -228,6 +211,9 @@ class Session:
         if self.planner.wants_start(self.cursors.trained, len(self.indices), sketched=sketched):
             self._deliver(wait=True)
             self.planner.start()
+
+    def _forget_all(self) -> None:
+        self.planner.forget(np.arange(self.setup.examples, dtype=np.int64))
 
     # The planner, its rule and table number the examples of the subset, 0..k-1. All else has the dataset's numbers.
 
@@ -291,7 +277,7 @@ class Session:
         if self._source is not None:
             # One scale for all sketches of an epoch: one that goes on in the middle has the state's.
             if start == 0 and self.takes_sketches and self._source.rescale():
-                self.planner.forget(np.arange(self.setup.examples, dtype=np.int64))
+                self._forget_all()
             self._source.sketching = self.takes_sketches
             self._version = self._source.weights_version
 

@@ -1,0 +1,25 @@
+"""Where a session gets its sketches from."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class SketchSource(Protocol):
+    """What a session needs of a `Sketcher`."""
+
+    dim: int
+    enabled: bool
+    sketching: bool
+
+    @property
+    def weights_version(self) -> int:
+        """Changes with every step of an optimizer."""
+
+    def rescale(self) -> bool:
+        """Sketch gradients as the optimizer steps now; True if sketches of before cannot be compared with those."""
+
+    def pop_passes(self) -> list[tuple[Any, Tensor]]:
+        """All passes finished since the last pop, in forward order: the stamp, and the sketches (B_i, K)."""
