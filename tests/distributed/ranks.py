@@ -1,6 +1,7 @@
 """Real processes with a gloo group, and a problem whose gradients are small integers: exact in any order of sums."""
 
 import datetime
+import functools
 import logging
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ def run_ranks(
 
     tcp: with the store in rank 0, not in a file.
     """
+    compile_rule()
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         store = f"tcp://127.0.0.1:{_free_port()}" if tcp else f"file://{folder}/store"
@@ -99,6 +101,7 @@ def freeze(seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@functools.cache
 def compile_rule() -> None:
     """Compile what `herd` needs, here, so that forked processes have it: a compiler is slower than a short timeout."""
     rule = make_rule("herd", 8, 4, seed=0, batch_size=2)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from heeler.ordering.distributed import wire
 from heeler.ordering.distributed.shared import LONGEST
-from tests.distributed.ranks import Heard, compile_rule, problem, run_ranks, set_up
+from tests.distributed.ranks import Heard, problem, run_ranks, set_up
 
 TIMEOUT = 1.0
 BUSY = 6.0
@@ -159,7 +159,6 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no seed after so many")
     options = parser.parse_args()
-    compile_rule()
     started, counts, longest = time.monotonic(), {"right": 0, "wrong": 0}, 0.0
     for seed in range(options.first, options.first + options.seeds):
         if time.monotonic() - started > options.seconds:

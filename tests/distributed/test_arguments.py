@@ -39,10 +39,12 @@ def test_an_empty_shard_is_named_on_every_rank() -> None:
 @pytest.mark.parametrize("alone", [0, 1])
 @pytest.mark.parametrize("at_the_end", [False, True])
 def test_consolidating_alone_is_said_and_spoils_nothing(alone: int, at_the_end: bool) -> None:
+    timeout = 4.0  # longer than a loaded machine takes for an exchange that nothing disturbs
+
     def sometimes_alone(rank: int) -> tuple[list[str], float, bool, list[int], list[list[int]]]:
         heard = Heard()
         dataset, model = problem(24)
-        sampler, handle, loader = set_up(dataset, model, exchange_timeout=2.0)
+        sampler, handle, loader = set_up(dataset, model, exchange_timeout=timeout)
         orders = walk(model, sampler, loader, 2)
         for step, (inputs, targets) in enumerate(loader):
             if step == 1 and not at_the_end:
@@ -65,7 +67,7 @@ def test_consolidating_alone_is_said_and_spoils_nothing(alone: int, at_the_end: 
     results = run_ranks(2, sometimes_alone)
     for rank, (said, seconds, fine, _, _) in enumerate(results):
         assert fine, said
-        assert seconds < (0.5 if at_the_end else 2.0) * 2.0 + 3.0
+        assert seconds < (0.5 if at_the_end else 2.0) * timeout + 3.0
         assert len(said) == (rank == alone)
         assert all("every rank" in message and f"rank {1 - alone} did not" in message for message in said)
     assert results[0][3] == [4, 4]  # and later all of them could

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from heeler.ordering.distributed import wire
 from heeler.ordering.distributed.shared import LONGEST, STAGES
 from heeler.ordering.distributed.transport import RankFault
-from tests.distributed.ranks import Heard, compile_rule, freeze, problem, run_ranks, set_up, walk
+from tests.distributed.ranks import Heard, freeze, problem, run_ranks, set_up, walk
 
 TIMEOUT = 2.0
 BUSY = 5.0
@@ -24,11 +24,6 @@ EXAMPLES = 24
 EPOCHS = 7
 FAULT = 2
 """The epoch at whose end something happens."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    compile_rule()
 
 
 def disturbed(rank: int, who: int, what: str, shards: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from torch.distributed.device_mesh import init_device_mesh
 
 import heeler
-from tests.distributed.ranks import compile_rule, problem, run_ranks, set_up, walk
+from tests.distributed.ranks import problem, run_ranks, set_up, walk
 
 SHARDS = (["däh", "b", "däh", "b", "b"] * 4, ["c", "a", "b", "c"] * 4)
 NAMES = ["a", "b", "c", "däh"]
@@ -46,7 +46,6 @@ def own_shards(rank: int) -> tuple[np.ndarray, list[list[int]], np.ndarray]:
 
 
 def test_own_shards_have_one_list_of_names() -> None:
-    compile_rule()
     results = run_ranks(2, own_shards)
     expected = [NAMES.index(name) for labels in SHARDS for name in labels]
     for rank, (codes, orders, own) in enumerate(results):

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import heeler
 from heeler.selection import proportional_parts, select_together
-from tests.distributed.ranks import compile_rule, gradients, problem, run_ranks, set_up, walk
+from tests.distributed.ranks import gradients, problem, run_ranks, set_up, walk
 
 N, K = 40, 12
 SIZES = (24, 16)
@@ -39,7 +39,6 @@ def global_rank(rank: int) -> dict[str, Any]:
 
 
 def test_rank_0_selects_for_all_and_all_train_on_it() -> None:
-    compile_rule()
     heeler.select(np.eye(8, 4, dtype=np.float32), 4, "norm")
     first, second = run_ranks(2, global_rank)
     assert first["chosen"].as_dict() == second["chosen"].as_dict() == first["alone"]
@@ -59,7 +58,6 @@ def orders_of(rank: int, subset: np.ndarray | None, numbers: np.ndarray) -> list
 
 
 def test_orders_are_those_of_a_dataset_of_the_chosen_alone() -> None:
-    compile_rule()
     numbers = np.sort(np.random.default_rng(0).permutation(N)[:25])
     within = run_ranks(2, orders_of, numbers, numbers)
     alone = run_ranks(2, orders_of, None, numbers)
@@ -100,7 +98,6 @@ def local_rank(rank: int, order: str, labelled: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("labelled", [False, True])
 def test_local_shards_get_proportional_parts_of_their_own(labelled: bool) -> None:
-    compile_rule()
     results = run_ranks(2, local_rank, "herd", labelled)
     assert [len(result["chosen"]) for result in results] == proportional_parts(10, SIZES).tolist() == [6, 4]
     parts = []
@@ -168,7 +165,6 @@ def refused(rank: int, options: list[dict[str, Any]], shards: str) -> str:
     ],
 )
 def test_what_rank_0_cannot_do_every_rank_hears(options: list[dict[str, Any]], shards: str, message: str) -> None:
-    compile_rule()
     for said in run_ranks(2, refused, options, shards):
         assert message in said
 
@@ -202,7 +198,6 @@ def wrong_subset(rank: int, subset: Any, saved: Any) -> str:
 
 
 def test_a_run_on_parts_of_shards_goes_on_exactly() -> None:
-    compile_rule()
     subset = [[1, 5, 9, 20, 22, 23, 2, 3], [0, 15, 7, 3, 8, 2]]
     whole = run_ranks(2, resumed, subset, None, None)
     begun = run_ranks(2, resumed, subset, None, 5)
@@ -225,7 +220,6 @@ def with_peers(rank: int) -> tuple[list[int], list[list[int]]]:
 
 
 def test_ranks_that_hold_parts_of_a_model_hear_of_it_too() -> None:
-    compile_rule()
     results = run_ranks(4, with_peers)
     assert len({tuple(indices) for indices, _ in results}) == 1
     assert results[0][1] == results[1][1] != results[2][1] == results[3][1]
