@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per row, at the rate with the least mean training loss: mean losses, and the share of the full gradients' gain."""
+    """Per row, at the rate with the least mean training loss: mean losses, and the share of full gradients' gain."""
     means: dict[str, dict[str, Any]] = {}
     for row, rate in sorted({(run["row"], run["rate"]) for run in runs}):
         own = [run for run in runs if (run["row"], run["rate"]) == (row, rate)]
