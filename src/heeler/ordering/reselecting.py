@@ -1,12 +1,13 @@
-"""A session that chooses its subset itself, and anew every few epochs: `Sampler(subset=Selector(...), reselect_every=R)`.
+"""A session that chooses its subset itself, and anew every few epochs: `Sampler(reselect_every=R)`.
 
-A cycle is R epochs. The first goes over the whole dataset and takes every example's sketch; then a subset is chosen, and
-R − 1 epochs go over it, in orders of its own. All gradients are needed to choose, as in the methods' papers, and an
-epoch that trains is the cheapest way to have them. The whole dataset keeps its table and its orders from cycle to cycle.
+A cycle is R epochs. The first goes over the whole dataset and takes every example's sketch; then a subset is chosen,
+and R − 1 epochs go over it, in orders of its own. All gradients are needed to choose, as in the methods' papers, and an
+epoch that trains is the cheapest way to have them. The whole dataset keeps its table and orders from cycle to cycle.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 def selector_of(subset: Any, reselect_every: Any) -> Selector | None:
     """The selector among a sampler's arguments; None: the subset, if any, stays as it is."""
-    found: Selector | None = subset if hasattr(subset, "choose") else None
+    known = sys.modules.get("heeler.selection.selector")  # who has a selector has imported it; nobody else needs to
+    found: Selector | None = subset if known is not None and isinstance(subset, known.Selector) else None
     if reselect_every is None:
         if found is not None:
             raise ValueError("subset=heeler.Selector(...) chooses anew every so many epochs: say reselect_every=5")
@@ -77,6 +79,7 @@ class ReselectingSession(Session):
         """The last one, this worker's part of it."""
         self._turn = 0  # selections so far
         self._part_epochs = 0  # of this cycle, over
+        self._part_length: int | None = None
         self._weights = torch.ones(setup.subset.length).share_memory_()
 
     @property
@@ -90,6 +93,7 @@ class ReselectingSession(Session):
     @property
     def length(self) -> int:
         """Of the epoch under way, or of the next one if that is over."""
+        self.drain()  # a loop's last step is counted when somebody asks
         over = self._resumed == "at the end" if self._resumed else self.cursors.over
         if not over:
             return len(self.indices)
@@ -99,7 +103,9 @@ class ReselectingSession(Session):
 
     @property
     def _expected(self) -> int:
-        """Of an epoch over the subset that is chosen next; `match` may choose fewer."""
+        """Of an epoch over the subset that is chosen next: as the last one, or as asked for. `match` may take fewer."""
+        if self._part_length is not None:
+            return self._part_length
         from heeler.selection import proportional_parts
         from heeler.selection.parts import count_of
 
@@ -141,7 +147,7 @@ class ReselectingSession(Session):
         course = self._part(whole.setup, choice)
         self._choice, self._part_epochs = choice, 0
         self._go(course)
-        self._whole = whole
+        self._whole, self._part_length = whole, len(self.indices)
 
     def _part(self, whole: Setup, choice: Choice) -> Course:
         subset = Subset(whole.subset.length, self._own(choice)._asdict())
@@ -201,7 +207,9 @@ class ReselectingSession(Session):
         state = dict(state)
         about = state.pop("reselect")
         if about["every"] != self._every:
-            raise StateError(f"the state was saved with reselect_every={about['every']}, this sampler has {self._every}")
+            raise StateError(
+                f"the state was saved with reselect_every={about['every']}, this sampler has {self._every}"
+            )
         before = (self._whole, self._choice, self._turn, self._part_epochs, self._sketches_began)
         now, whole = Course(self.setup, self.links, self.planner), self._whole_course
         try:

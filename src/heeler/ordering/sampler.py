@@ -50,9 +50,9 @@ class Sampler(DistributedSampler[Any]):
             chosen examples in `dataset`. Orders are of the subset, indices are the dataset's. `weights` has the weights
             for the loss. Give the same again after a restart. With `shards="local"` it is of this worker's dataset.
             Or a `heeler.Selector`, with `reselect_every`.
-        reselect_every: choose anew every so many epochs, at least 2, as `subset=heeler.Selector(0.1)` says: of each such
-            cycle the first epoch goes over the whole dataset, for all gradients are needed, and the others over what
-            is chosen after it. `weights` is then updated in place, and the sampler's length changes.
+        reselect_every: choose anew every so many epochs, at least 2, as `subset=heeler.Selector(0.1)` says: the first
+            epoch of each such cycle goes over the whole dataset, for all gradients are needed, and the others over
+            what is chosen after it. `weights` is then updated in place, and the sampler's length changes.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
             `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
             every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway, and so do
