@@ -20,7 +20,8 @@ def trained(rank: int, shards: str, saved: Any, stop: int) -> tuple[list[list[li
     sampler, handle, loader = set_up(dataset, model, shards=shards, batch_size=2, subset=selector, reselect_every=EVERY)
     if saved is not None:
         handle.load_state_dict(saved)
-    epochs, chosen = [], []
+    epochs: list[list[list[int]]] = []
+    chosen: list[Any] = []
     while True:
         steps: list[list[int]] = []
         at = sampler.session.cursors.trained if saved is not None and not epochs else 0
