@@ -21,6 +21,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,6 +160,7 @@ def compare(examples: int = 4000, dim: int = 64, fraction: float = 0.1, seed: in
     rows = mixture(examples, dim, "float64", seed)[0]
     k = round(fraction * examples)
     out: dict[str, Any] = {"examples": examples, "dim": dim, "k": k, "seed": seed, "load": os.getloadavg()[0]}
+    out["versions"] = {name: _version(name) for name in ("apricot-select", "submodlib-py", "cords")}
     for method, codes in CODES.items():
         found = out[method] = {}
         for name, load in codes.items():
@@ -180,6 +182,13 @@ def compare(examples: int = 4000, dim: int = 64, fraction: float = 0.1, seed: in
     return out
 
 
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()):
@@ -191,8 +200,9 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=4000)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--fraction", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    print(json.dumps(compare(given.examples, given.dim, given.fraction), indent=1))
+    print(json.dumps(compare(given.examples, given.dim, given.fraction, given.seed), indent=1))
 
 
 if __name__ == "__main__":

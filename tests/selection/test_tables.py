@@ -45,5 +45,7 @@ def test_others_beside_ours():
             ratio = "" if name == "heeler" else f" | {row['cpu_ratio']:.1f}× |"
             label = f"`{method}`" if name == "heeler" else name
             assert f"| {label} | {text} | {row['chosen']} | {row['cpu_seconds']:.2f} s{ratio}" in PAGE
-            better = row["objective"] - own["objective"] if method == "facility" else own["objective"] - row["objective"]
+            better = (
+                row["objective"] - own["objective"] if method == "facility" else own["objective"] - row["objective"]
+            )
             assert better <= 1e-9 * abs(own["objective"])  # equal or worse than ours
