@@ -51,7 +51,8 @@ def bench_select(
     read = min(_clocked(lambda: gather_sum(table, np.arange(examples)))[0] for _ in range(repeats))
     found: dict[str, Any] = {}
     for method in methods:
-        before, runs = peak_bytes(), []
+        before = peak_bytes()
+        runs: list[tuple[float, float, Any]] = []
         while len(runs) < repeats and (not runs or sum(clock for clock, *_ in runs) < PATIENCE):
             runs.append(_clocked(partial(heeler.select, table, fraction, method, target=table[:64], seed=seed)))
         seconds, working, chosen = min(runs, key=lambda run: run[0])

@@ -1,4 +1,4 @@
-"""The comparison with others' code works where nothing of theirs is installed, and its objectives are the right ones."""
+"""The comparison with others' code works where nothing of theirs is installed; its objectives are the right ones."""
 
 from types import SimpleNamespace
 
