@@ -138,6 +138,18 @@ def test_a_state_goes_through_a_file(tmp_path: Any) -> None:
     assert train(60, saved=again)[0] == train(60, saved=saved)[0]
 
 
+def test_heeler_save_and_load(tmp_path: Any) -> None:
+    _, model, sampler, handle, loader = set_up()
+    for _ in range(2):
+        epoch_of(model, loader)
+    heeler.save(handle, tmp_path / "run.heeler")
+    _, other, _, again, others = set_up()
+    heeler.load(again, tmp_path / "run.heeler")
+    for one, two in zip(epoch_of(model, loader), epoch_of(other, others), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert set(heeler.select(tmp_path / "run.heeler", 5).indices) <= set(sampler.subset)  # its table is the subset's
+
+
 @pytest.mark.parametrize("stop", [3, 24])
 def test_states_that_do_not_fit_are_refused_and_change_nothing(stop: int) -> None:
     saved = train(60, stop)[2]["heeler"]
