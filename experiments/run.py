@@ -15,22 +15,19 @@ Many small runs share a GPU well under NVIDIA's MPS:
 from __future__ import annotations
 
 import argparse
-import os
-import queue
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from experiments.crew import Say, in_processes
 from experiments.folder import Folder
 from experiments.packed import add_to_bundle, read_bundle
 from experiments.plans import read_later, read_plan
 from experiments.records import Result, carry_out, is_finished, note_failure, read_result, result_path
 from experiments.setup import Run
 
-Say = Callable[[str], None]
 More = Callable[[Sequence[Result], set[str]], list[Run]]
 """From the results so far, and the keys of what failed, to the runs that follow from them."""
 
@@ -153,71 +150,13 @@ def run_plan(
     deadline = time.time() + 60 * minutes if minutes else float("inf")
     agenda = Agenda(runs, place, more)
     if jobs > 1:
-        _in_processes(agenda, place, jobs, deadline)
+        in_processes(agenda, place, jobs, deadline, _say)
         return agenda.unfinished
     while agenda.waiting and time.time() < deadline:
         run = agenda.waiting.popleft()
         place.attempt(run, say)
         agenda.done(run.key)
     return agenda.unfinished
-
-
-def _in_processes(agenda: Agenda, place: Place, jobs: int, deadline: float) -> None:
-    """Processes that take the next run when they are done with one, and keep loaded data from run to run.
-
-    A process that dies takes only its current run with it.
-    """
-    import torch.multiprocessing as processes
-
-    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):  # the processes share the machine's cores
-        os.environ.setdefault(name, "1")
-    context = processes.get_context("spawn")  # a CUDA context does not survive a fork
-    ended: Any = context.Queue()
-    crew: list[tuple[Any, Any]] = []
-    busy: dict[int, str] = {}  # process → the key of its run
-
-    def hand_out(number: int) -> None:
-        if agenda.waiting and time.time() < deadline:
-            run = agenda.waiting.popleft()
-            busy[number] = run.key
-            crew[number][1].put(run.to_json())
-
-    def hand_out_to_idle() -> None:
-        for number, (process, _) in enumerate(crew):
-            if number not in busy and process.is_alive():
-                hand_out(number)
-
-    for number in range(jobs if agenda.waiting else 0):
-        own = context.SimpleQueue()
-        process = context.Process(target=_work, args=(number, own, ended, place), daemon=True)
-        process.start()
-        crew.append((process, own))
-        hand_out(number)
-    while busy:
-        try:
-            number = ended.get(timeout=1.0)
-        except queue.Empty:
-            dead = [number for number in busy if not crew[number][0].is_alive()]
-        else:
-            dead = [number]
-        for number in dead:
-            if number in busy:
-                agenda.done(busy.pop(number))
-        if dead:
-            hand_out_to_idle()
-    for process, own in crew:
-        own.put(None)
-        process.join()
-
-
-def _work(number: int, own: Any, ended: Any, place: Place) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    torch.set_num_interop_threads(1)
-    while (settings := own.get()) is not None:
-        place.attempt(Run.from_json(settings), _say)
-        ended.put(number)
 
 
 def _say(line: str) -> None:

@@ -7,10 +7,16 @@ scratch on each subset, its losses weighted, with as many steps for every subset
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,71 +28,85 @@ import heeler
 from experiments.folder import Folder
 from experiments.setup import Run
 from experiments.tasks import Examples, Task, get_task
-from experiments.tasks.base import settings
-from experiments.training import versions
-from heeler.selection import METHODS
+from experiments.training import optimizer_of, set_precision, versions
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.3)
 HELD_BACK = 10
 """One example in so many is for validation."""
+ALL = "all"
+"""The record of training on every example that may be chosen."""
 Record = dict[str, Any]
 
 
-def subsets(
-    name: str,
-    folder: Folder,
-    *,
-    methods: Sequence[str] = tuple(METHODS),
-    fractions: Sequence[float] = FRACTIONS,
-    seeds: int = 3,
-    warm_up: int = 3,
-    steps: int = 1000,
-    weighted: bool = True,
-    device: str = "cpu",
-    options: dict[str, Any] | None = None,
-) -> Iterator[Record]:
-    """A first record with the settings, then one per seed, fraction and method: test measures, error, mmd, seconds.
+@dataclass(frozen=True)
+class Setting:
+    """How one task's subsets are trained; the same for every method and fraction."""
 
-    Args:
-        warm_up: epochs on all examples, the last of which leaves the sketches.
-        steps: of training on a subset.
-        weighted: multiply losses by the weights over their mean; else leave them as they are.
-    """
-    task = get_task(name)
-    run = settings(task, "herd", device=device, options=options or {})
-    examples = task.load(folder, run.options).to(device)
-    yield {
-        "task": name,
-        "steps": steps,
-        "warm_up": warm_up,
-        "weighted": weighted,
-        "examples": len(examples),
-        "seeds": seeds,
+    run: Run
+    warm_up: int = 3
+    """Epochs on all examples, the last of which leaves the sketches."""
+    steps: int = 1000
+    """Of training on a subset."""
+    weighted: bool = True
+    """Multiply losses by the weights over their mean; else leave them as they are."""
+
+    @property
+    def key(self) -> str:
+        """Different for different settings; also a file name."""
+        text = json.dumps([self.run.but(device="cpu").to_json(), self.warm_up, self.steps, self.weighted])
+        return f"{self.run.task}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def described(setting: Setting, folder: Folder) -> Record:
+    """What was done, for the file of results."""
+    run = setting.run
+    return {
+        "task": run.task,
+        "steps": setting.steps,
+        "warm_up": setting.warm_up,
+        "weighted": setting.weighted,
+        "examples": len(loaded(run, folder)),
         "settings": run.to_json(),
-        "versions": versions(device),
+        "versions": versions(run.device),
     }
-    for seed in range(seeds):
-        table, all_labels = left_behind(task, run, examples, seed, warm_up), task.labels(examples).cpu().numpy()
-        pool, held = parted(len(examples), seed)
-        rows, labels, target = heeler.selection.rows_of(table[pool]), all_labels[pool], table[held]
-        yield {"seed": seed, "method": "all", "fraction": 1.0, **trained(task, run, examples, pool, None, steps, seed)}
-        for fraction in fractions:
-            for method in methods:
-                record: Record = {"seed": seed, "method": method, "fraction": fraction}
-                by_class = method != "random" and np.unique(labels).size <= fraction * len(pool)
-                start = time.perf_counter()
-                try:
-                    chosen = heeler.select(
-                        rows, fraction, method, labels=labels if by_class else None, target=target, seed=seed
-                    )
-                except ValueError as error:
-                    yield {**record, "refused": str(error)}
-                    continue
-                record["select_seconds"] = time.perf_counter() - start
-                record |= {"chosen": len(chosen), "error": chosen.error, "mmd": chosen.mmd}
-                record |= {"random_error": chosen.random_error.mean, "random_mmd": chosen.random_mmd.mean}
-                weights = chosen.weights / chosen.weights.mean() if weighted else None
-                yield {**record, **trained(task, run, examples, pool[chosen.indices], weights, steps, seed)}
+
+
+def measured(
+    setting: Setting, folder: Folder, table: NDArray[np.float32] | None, method: str, fraction: float, seed: int
+) -> Record:
+    """Choose by `method` from the (N, K) table, train on it and test; `ALL` needs no table and takes everything.
+
+    The record has test measures, error, mmd and seconds, or why the method refused.
+    """
+    task, examples = get_task(setting.run.task), loaded(setting.run, folder)
+    record: Record = {"seed": seed, "method": method, "fraction": fraction}
+    pool, held = parted(len(examples), seed)
+    if method == ALL:
+        return {**record, **trained(task, setting, examples, pool, None, seed)}
+    assert table is not None
+    labels = task.labels(examples).cpu().numpy()[pool]
+    by_class = method != "random" and np.unique(labels).size <= fraction * len(pool)
+    rows, target = table[pool], table[held]
+    start = time.perf_counter()
+    try:
+        chosen = heeler.select(rows, fraction, method, labels=labels if by_class else None, target=target, seed=seed)
+    except ValueError as error:
+        return {**record, "refused": str(error)}
+    record["select_seconds"] = time.perf_counter() - start
+    record |= {"chosen": len(chosen), "error": chosen.error, "mmd": chosen.mmd}
+    record |= {"random_error": chosen.random_error.mean, "random_mmd": chosen.random_mmd.mean}
+    weights = chosen.weights / chosen.weights.mean() if setting.weighted else None
+    return {**record, **trained(task, setting, examples, pool[chosen.indices], weights, seed)}
+
+
+def loaded(run: Run, folder: Folder) -> Examples:
+    """All examples on the run's device; kept for the next call."""
+    return _loaded(run.task, str(folder.path), json.dumps(run.options, sort_keys=True), run.device)
+
+
+@lru_cache(maxsize=8)
+def _loaded(name: str, path: str, options: str, device: str) -> Examples:
+    return get_task(name).load(Folder.at(Path(path)), json.loads(options)).to(device)
 
 
 def parted(count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -95,8 +115,11 @@ def parted(count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     return np.sort(mixed[count // HELD_BACK :]), np.sort(mixed[: count // HELD_BACK])
 
 
-def left_behind(task: Task, run: Run, examples: Examples, seed: int, epochs: int) -> NDArray[np.float32]:
-    """(N, K) every example's sketch, as `epochs` epochs of ordinary training leave it."""
+def left_behind(setting: Setting, folder: Folder, seed: int) -> NDArray[np.float32]:
+    """(N, K) every example's sketch, as `warm_up` epochs of ordinary training leave it."""
+    run, epochs = setting.run, setting.warm_up
+    task, examples = get_task(run.task), loaded(run, folder)
+    set_precision(task, torch.device(run.device))
     torch.manual_seed(seed)
     model = task.model(examples, run.options).to(run.device)
     sampler = heeler.Sampler(len(examples), batch_size=run.step, refresh=1, seed=seed)
@@ -104,7 +127,7 @@ def left_behind(task: Task, run: Run, examples: Examples, seed: int, epochs: int
     optimizer = optimizer_of(run, model)
     for _ in range(epochs):
         for indices in torch.utils.data.BatchSampler(sampler, run.step, drop_last=False):
-            step(task, run, model, optimizer, examples, torch.tensor(indices), None)
+            step(task, run, model, optimizer, examples, torch.tensor(indices, device=run.device), None)
     table = handle.table
     assert table is not None
     handle.detach()
@@ -115,29 +138,33 @@ def left_behind(task: Task, run: Run, examples: Examples, seed: int, epochs: int
 
 def trained(
     task: Task,
-    run: Run,
+    setting: Setting,
     examples: Examples,
     indices: NDArray[np.int64],
     weights: NDArray[np.float64] | None,
-    steps: int,
     seed: int,
 ) -> Record:
     """Test measures of a new model after `steps` steps on these examples; the same start for every subset."""
+    run, steps, device = setting.run, setting.steps, torch.device(setting.run.device)
+    set_precision(task, device)
     torch.manual_seed(seed)
-    model = task.model(examples, run.options).to(run.device)
+    model = task.model(examples, run.options).to(device)
     optimizer = optimizer_of(run, model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * t / steps)))
-    own = torch.from_numpy(indices)
-    weigh = None if weights is None else torch.tensor(weights, dtype=torch.float32, device=run.device)
+    drawn = islice(endless(len(indices), min(run.step, len(indices)), seed), steps)
+    places = torch.stack(list(drawn)).to(device)  # all at once: a GPU is not waited for in the loop
+    own = torch.from_numpy(indices).to(device)
+    weigh = None if weights is None else torch.tensor(weights, dtype=torch.float32, device=device)
     start = time.perf_counter()
     model.train()
-    for _, places in zip(range(steps), endless(len(own), min(run.step, len(own)), seed), strict=False):
-        step(task, run, model, optimizer, examples, own[places], None if weigh is None else weigh[places])
+    for batch in places:
+        step(task, run, model, optimizer, examples, own[batch], None if weigh is None else weigh[batch])
         scheduler.step()
-    seconds = time.perf_counter() - start
     model.eval()
     with torch.no_grad():
-        return {**task.test(model, examples), "train_seconds": seconds}
+        measures = task.test(model, examples)  # waits for the last step
+    finite = {name: value if math.isfinite(value) else None for name, value in measures.items()}  # JSON has no others
+    return {**finite, "train_seconds": time.perf_counter() - start}
 
 
 def step(
@@ -149,7 +176,6 @@ def step(
     indices: Tensor,
     weights: Tensor | None,
 ) -> None:
-    indices = indices.to(run.device)
     losses = task.losses(model, *task.prepare(tuple(t[indices] for t in examples.train), run.options))
     (losses if weights is None else losses * weights).mean().backward()
     if run.clip:
@@ -169,12 +195,6 @@ def endless(count: int, size: int, seed: int) -> Iterator[Tensor]:
             waiting = waiting[size:]
 
 
-def optimizer_of(run: Run, model: nn.Module) -> torch.optim.Optimizer:
-    if run.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
-    return torch.optim.SGD(model.parameters(), lr=run.lr, momentum=run.momentum, weight_decay=run.weight_decay)
-
-
 def table_of(records: Sequence[Record], metric: str = "test_accuracy", *, percent: bool = True) -> str:
     """Markdown: a row per method, a column per fraction, mean ± standard deviation over seeds.
 
@@ -182,7 +202,7 @@ def table_of(records: Sequence[Record], metric: str = "test_accuracy", *, percen
     """
     found: dict[tuple[str, float], dict[int, float]] = {}
     for record in records:
-        if metric in record:
+        if record.get(metric) is not None:
             own = found.setdefault((record["method"], record["fraction"]), {})
             own[record["seed"]] = record[metric] * (100 if percent else 1)
     fractions = sorted({fraction for method, fraction in found if method != "all"})

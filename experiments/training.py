@@ -81,7 +81,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
     """
     task, device = get_task(run.task), torch.device(run.device)
     examples, least = load(run, folder)
-    _precision(task, device)
+    set_precision(task, device)
     torch.manual_seed(run.seed)
     place = place or OneProcess()
     model = task.model(examples, run.options).to(device)
@@ -89,7 +89,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
     called = place.wrap(model)
     own = place.own(run, examples.train)
     sampler = place.sampler(run, len(examples), _strata(run, task, examples))
-    optimizer = _optimizer(run, model)
+    optimizer = optimizer_of(run, model)
     handle = _attach(run, task, called, sampler, optimizer)
     recorder = BoundRecorder(handle) if handle is not None and run.bounds else None
     place.prepare(run, model, optimizer)
@@ -286,7 +286,8 @@ def _layers(layers: str | None, default: str | None) -> str | Callable[[str, nn.
     return lambda name, module: name.startswith(prefixes)
 
 
-def _optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(run: Run, model: nn.Module) -> torch.optim.Optimizer:
+    """As the run says."""
     if run.optimizer == "adamw":
         return torch.optim.AdamW(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
     return torch.optim.SGD(
@@ -346,7 +347,8 @@ def versions(device: str) -> dict[str, str]:
     }
 
 
-def _precision(task: Task, device: torch.device) -> None:
+def set_precision(task: Task, device: torch.device) -> None:
+    """Whether a GPU may round products, as the task says."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = task.tf32
         torch.backends.cudnn.allow_tf32 = task.tf32

@@ -36,10 +36,15 @@ def select(
     from rich.table import Table
 
     table = Table(title=f"{fraction:g} of {examples:,} × {dim}, {dtype}; one read: {result['read_seconds']:.3f} s")
-    for column in ("", "seconds", "× read", "peak memory\n× table", "error\n(random)", "mmd\n(random)"):
+    for column in ("", "seconds", "of CPU", "× read", "peak memory\n× table", "error\n(random)", "mmd\n(random)"):
         table.add_column(column, justify="right" if column else "left")
     for method, row in result["methods"].items():
-        cells = [f"{row['seconds']:.2f}", f"{row['ratio']:.1f}", f"{row['peak_memory_ratio']:.2f}"]
+        cells = [
+            f"{row['seconds']:.2f}",
+            f"{row['cpu_seconds']:.2f}",
+            f"{row['ratio']:.1f}",
+            f"{row['peak_memory_ratio']:.2f}",
+        ]
         cells += [f"{row[name]:.2g} ({row['random_' + name]['mean']:.2g})" for name in ("error", "mmd")]
         table.add_row(method, *cells)
     Console().print(table)

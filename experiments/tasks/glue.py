@@ -235,7 +235,7 @@ class GlueFineTune(Task):
                 mixed = np.random.default_rng(0).permutation(len(label))[: options.get("limit")]
                 sentences, label = [sentences[i] for i in mixed], label[mixed]
             columns = [list(column) for column in zip(*sentences, strict=True)]
-            tokens = tokenizer(*columns, padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt")
+            tokens = tokenizer(*columns, padding=True, truncation=True, max_length=TOKENS, return_tensors="pt")
             parts.append((tokens["input_ids"], tokens["attention_mask"], torch.tensor(label)))
         return Examples(*parts)
 

@@ -10,7 +10,7 @@ from heeler.notices import HeelerWarning
 if TYPE_CHECKING:
     from heeler.forecast import Explanation, explain
     from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
-    from heeler.selection import Selection, select
+    from heeler.selection import Selection, Selector, select
 
 __version__ = "0.2.0"
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "HeelerWarning",
     "Sampler",
     "Selection",
+    "Selector",
     "__version__",
     "attach",
     "explain",
@@ -29,7 +30,8 @@ __all__ = [
     "select",
 ]
 _PACKAGES = ("diversity", "forecast", "herding", "ordering", "robust", "selection", "sketch", "stragglers")
-_HOMES = {"Explanation": "forecast", "explain": "forecast", "Selection": "selection", "select": "selection"}
+_HOMES = {"Explanation": "forecast", "explain": "forecast"}
+_HOMES |= dict.fromkeys(("Selection", "Selector", "select"), "selection")
 
 
 def __getattr__(name: str) -> Any:

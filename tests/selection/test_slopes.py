@@ -50,7 +50,7 @@ def test_training_on_subsets(tmp_path):
     written = json.loads((tmp_path / "found.json").read_text())
     assert [record["method"] for record in written["records"]] == ["all", "random", "stratified", "halve", "glister"]
     assert all(0.1 < record["test_accuracy"] <= 1 for record in written["records"])
-    assert found.output.strip() == table_of(written["records"])
+    assert found.stdout.strip() == table_of(written["records"])
 
 
 def test_the_table_marks_what_beats_stratified():

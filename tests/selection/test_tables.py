@@ -34,3 +34,28 @@ def test_slopes_and_costs():
 def test_every_method_has_its_row():
     for method in METHODS:
         assert f"| `{method}`" in PAGE
+
+
+def test_others_beside_ours():
+    kept = json.loads((ROOT / "benchmarks" / "results" / "select-others.json").read_text())
+    for method in ("facility", "match"):
+        own = kept[method]["heeler"]
+        for name, row in kept[method].items():
+            text = f"{row['objective']:,.2f}" if method == "facility" else f"{row['objective']:.5f}"
+            ratio = "" if name == "heeler" else f" | {row['cpu_ratio']:.1f}× |"
+            label = f"`{method}`" if name == "heeler" else name
+            assert f"| {label} | {text} | {row['chosen']} | {row['cpu_seconds']:.2f} s{ratio}" in PAGE
+            better = (
+                row["objective"] - own["objective"] if method == "facility" else own["objective"] - row["objective"]
+            )
+            assert better <= 1e-9 * abs(own["objective"])  # equal or worse than ours
+
+
+def test_choosing_anew():
+    kept = json.loads((ROOT / "benchmarks" / "results" / "reselecting.json").read_text())["tasks"]
+    for how in kept["digits"]:
+        cells = []
+        for task in ("digits", "digits-mlp"):
+            loss, accuracy = (kept[task][how][name] for name in ("train_loss", "test_accuracy"))
+            cells += [f"{loss[0]:.4f} ± {loss[1]:.4f}", f"{100 * accuracy[0]:.1f} ± {100 * accuracy[1]:.1f}"]
+        assert " | ".join(cells) in PAGE

@@ -52,6 +52,11 @@ def strata_of(strata: Any, examples: int) -> Strata:
     return Strata(codes.reshape(-1).astype(np.int64), names.tolist())
 
 
+def strata_within(strata: Strata, numbers: IntArray | None) -> Strata:
+    """Those of some examples, (k,) numbers; None: of all."""
+    return strata if numbers is None else strata_of(np.asarray(strata.names)[strata.codes[numbers]], numbers.size)
+
+
 def codes_of(strata: Any, examples: int) -> IntArray:
     """(N,) codes 0..S-1, in the order of the sorted names; codes of codes are the same."""
     return strata_of(strata, examples).codes

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.herding import OrderingRule
-from heeler.herding.strata import Strata, strata_of
+from heeler.herding.strata import Strata, strata_of, strata_within
 from heeler.herding.subset import Subset
 from heeler.herding.validate import IntArray
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
+from heeler.ordering.reselecting import ReselectingSession, selector_of
 from heeler.ordering.session import Session
 from heeler.ordering.setup import Links, Setup
 
 if TYPE_CHECKING:
-    from heeler.selection import Selection
+    from heeler.selection import Selection, Selector
 
 
 class Sampler(DistributedSampler[Any]):
@@ -50,6 +49,10 @@ class Sampler(DistributedSampler[Any]):
         subset: train on these examples only: what `heeler.select` returns, its `as_dict()`, or the (k,) numbers of the
             chosen examples in `dataset`. Orders are of the subset, indices are the dataset's. `weights` has the weights
             for the loss. Give the same again after a restart. With `shards="local"` it is of this worker's dataset.
+            Or a `heeler.Selector`, with `reselect_every`.
+        reselect_every: choose anew every so many epochs, at least 2, as `subset=heeler.Selector(0.1)` says: the first
+            epoch of each such cycle goes over the whole dataset, for all gradients are needed, and the others over
+            what is chosen after it. `weights` is then updated in place, and the sampler's length changes.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
             `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
             every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway, and so do
@@ -73,7 +76,8 @@ class Sampler(DistributedSampler[Any]):
         order: str | OrderingRule = "herd",
         dim: int | None = None,
         strata: Any = None,
-        subset: Selection | Mapping[str, Any] | ArrayLike | None = None,
+        subset: Selection | Selector | Mapping[str, Any] | ArrayLike | None = None,
+        reselect_every: int | None = None,
         refresh: int = REFRESH,
         seed: int = 0,
         num_replicas: int | None = None,
@@ -92,23 +96,35 @@ class Sampler(DistributedSampler[Any]):
             num_replicas, rank = num_replicas or size, own if rank is None else rank
             ranks = ranks if (num_replicas, rank) == (size, own) and size > 1 else None
         workers, rank = num_replicas or 1, rank or 0
-        part = Subset(len(sized), subset)
+        selector = selector_of(subset, reselect_every)
+        part = Subset(len(sized), None if selector else subset)
         found = None if strata is None or len(part) == 0 else _strata_in(part, strata)
-        setup = Setup(part, batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last, found)
-        self.session = Session(setup, Links(setup, ranks, exchange_timeout))
+        setup = Setup(
+            part, batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last, found, reselect_every
+        )
+        links = Links(setup, ranks, exchange_timeout)
+        self.session = Session(setup, links) if selector is None else ReselectingSession(setup, links, selector)
         """Owner of the epoch's state; what `attach` joins to a model."""
         # What DistributedSampler's own constructor would set, but for `epoch`, which the session owns. The class is
         # its subclass because Lightning and Ray Train replace any other sampler.
         self.dataset, self.num_replicas, self.rank, self.drop_last = sized, workers, rank, drop_last
         self.shuffle, self.seed = True, seed
-        self.num_samples = len(self.session.indices)
-        self.total_size = self.num_samples * workers
 
     def __iter__(self) -> Iterator[int]:
         return self.session.draw()
 
     def __len__(self) -> int:
-        return self.num_samples
+        return self.session.length
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """Examples of an epoch of this worker."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """And of all workers, with those that are repeated."""
+        return len(self) * self.num_replicas
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
@@ -130,9 +146,16 @@ class Sampler(DistributedSampler[Any]):
         """(N,) float32: how much the loss of each example of the dataset counts.
 
         The subset's weights, with mean 1 over the chosen examples (of all workers), so that learning rates keep their
-        meaning; 0 for the others. 1 for every example where there is no subset, or one without weights.
+        meaning; 0 for the others. 1 for every example where there is no subset, or one without weights. With
+        `reselect_every` always the same tensor, in shared memory: a dataset that holds it has the weights of the epoch
+        under way, in a loader's worker processes too.
         """
-        return torch.from_numpy(self.session.setup.subset.weights(self.session.links.mean_weight))
+        return self.session.weights
+
+    @property
+    def selection(self) -> Selection | None:
+        """What `reselect_every` chose last (this worker's part of it), with its errors and chance's; None: nothing."""
+        return self.session.selection if isinstance(self.session, ReselectingSession) else None
 
     @property
     def strata(self) -> IntArray | None:
@@ -165,7 +188,4 @@ class Sampler(DistributedSampler[Any]):
 
 def _strata_in(subset: Subset, strata: Any) -> Strata:
     """Of the chosen examples; they are given for the whole dataset."""
-    whole = strata_of(strata, subset.length)
-    if subset.numbers is None:
-        return whole
-    return strata_of(np.asarray(whole.names)[whole.codes[subset.numbers]], len(subset))
+    return strata_within(strata_of(strata, subset.length), subset.numbers)

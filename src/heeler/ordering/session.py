@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,6 +50,7 @@ class Session:
         """Tells the numbers of a batch's examples, where the user knows better than the loader."""
         self.cursors = self._cursors()
         self.filing = Filing()
+        self._full_length = len(self.indices)
         self._sketches_began = 0
         self._told = False
         self._version = 0
@@ -73,6 +75,16 @@ class Session:
                 )
             return Subset(sum(self.links.shard_sizes))
         return self.setup.subset
+
+    @property
+    def length(self) -> int:
+        """Examples of an epoch of this worker."""
+        return self._full_length
+
+    @property
+    def weights(self) -> Tensor:
+        """(N,) float32: how much the loss of each example of the dataset counts; see `Sampler.weights`."""
+        return torch.from_numpy(self.setup.subset.weights(self.links.mean_weight))
 
     @property
     def takes_sketches(self) -> bool:

@@ -53,6 +53,8 @@ class Setup:
     drop_last: bool
     strata: Strata | None = field(default=None, compare=False)
     """Of this worker's examples."""
+    reselect_every: int | None = None
+    """Epochs from one selection of a subset to the next, where the sampler makes them."""
 
     @property
     def examples(self) -> int:
@@ -155,6 +157,7 @@ class Links:
             "shards": setup.shards,
             "drop_last": setup.drop_last,
             "refresh": setup.refresh,
+            "reselect_every": setup.reselect_every,
         }
         if setup.shards == "global":
             facts |= {"the dataset's length": setup.subset.length, "strata": digest(setup.strata)}

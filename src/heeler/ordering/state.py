@@ -109,6 +109,11 @@ def subset_state(digest: str, subset: Subset, one_dataset: bool) -> dict[str, An
 
 def check_subset(state: dict[str, Any], digest: str) -> None:
     """Raise unless a state is of the same subset."""
+    if "reselect" in state:
+        raise StateError(
+            f"the state is of a sampler that chooses anew every {state['reselect']['every']} epochs: make this one "
+            "with the same subset=heeler.Selector(...) and reselect_every="
+        )
     saved = state.get("subset", ALL)
     if saved != digest:
         was, now = (

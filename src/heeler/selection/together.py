@@ -14,6 +14,7 @@ from heeler.herding.subset import Subset
 from heeler.selection.api import select
 from heeler.selection.parts import count_of, proportional_parts
 from heeler.selection.result import Selection, Spread
+from heeler.selection.selector import Selector
 
 
 def select_together(
@@ -44,29 +45,14 @@ def select_together(
                 f"out {k} examples: give a fraction, of which each takes its own"
             )
         return select(handle, k, method, labels=labels, target=target, seed=seed)
-    from heeler.ordering.distributed.ranks import agree
-    from heeler.ordering.distributed.telling import Circle
-
     handle.consolidate()
-    circle = Circle(links.ranks, links.timeout)
-    own, wrong = _own_labels(labels, setup.subset)
-    if circle.workers is not None:  # a rank that cannot go on says so here, so that nobody waits for it
-        found = f"unusable: {wrong}" if wrong else "none" if own is None else own.kind
-        agree(circle.workers, {"k": k, "method": method, "seed": seed, "the labels": found})
-    if wrong is not None:
-        raise wrong
+    circle, classes = _prepared(session, labels, {"k": k, "method": method, "seed": seed})
     if links.shard_sizes is None:
         return _read(circle.hear(lambda: _written(select(handle, k, method, labels=labels, target=target, seed=seed))))
     sizes, rank = links.shard_sizes, setup.rank
     if not setup.is_coordinated:  # every worker has its own table, and nobody another's
         part = proportional_parts(count_of(k, sum(sizes)), sizes)[rank]
         return select(handle, int(part), method, labels=labels, target=target, seed=seed)
-    classes = np.repeat(np.arange(len(sizes)), sizes)
-    if own is not None:
-        from heeler.ordering.distributed.strata import gather_codes
-
-        codes = gather_codes(own, sizes, circle.workers, circle.peers)
-        classes = classes * (codes.max() + 1) + codes
 
     def of_all() -> bytes:
         # Rows of the leader's table, not numbers of any dataset: what they are is known to their workers.
@@ -76,7 +62,54 @@ def select_together(
         with session.planner.reading():
             return _written(select(table, k, method, labels=classes, target=target, seed=seed))
 
-    return _own_part(_read(circle.hear(of_all)), sizes, rank, setup.subset)
+    return own_part(_read(circle.hear(of_all)), sizes, rank, setup.subset)
+
+
+def choose_together(session: Any, selector: Selector, turn: int) -> Selection | None:
+    """The selector's `turn`-th choice among the rows of all workers, on every rank; None: too few have a sketch.
+
+    Every rank calls it between two epochs. With shards of their own the workers' rows lie side by side.
+    """
+    planner, labels = session.planner, selector.labels
+    if session.links.ranks is None:
+        return selector.choose(session.rule.table, labels, turn)
+    planner.consolidate(0)
+    circle, classes = _prepared(session, labels, {"k": selector.k, "method": selector.method, "seed": selector.seed})
+
+    def found() -> bytes:
+        with planner.reading():
+            chosen = selector.choose(session.rule.table, classes, turn)
+        return b"" if chosen is None else _written(chosen)
+
+    content = circle.hear(found)
+    return _read(content) if content else None
+
+
+def _prepared(session: Any, labels: Any, facts: dict[str, object]) -> tuple[Any, Any]:
+    """Connections for the result, and a class per row of the leader's table; raises where ranks want different things.
+
+    With shards of their own, every worker's classes are classes of their own, so that each gets its share.
+    """
+    from heeler.ordering.distributed.ranks import agree
+    from heeler.ordering.distributed.telling import Circle
+
+    links, setup = session.links, session.setup
+    circle = Circle(links.ranks, links.timeout)
+    own, wrong = _own_labels(labels, setup.subset)
+    if circle.workers is not None:  # a rank that cannot go on says so here, so that nobody waits for it
+        found = f"unusable: {wrong}" if wrong else "none" if own is None else own.kind
+        agree(circle.workers, {**facts, "the labels": found})
+    if wrong is not None:
+        raise wrong
+    if links.shard_sizes is None or not setup.is_coordinated:
+        return circle, labels
+    classes = np.repeat(np.arange(len(links.shard_sizes)), links.shard_sizes)
+    if own is not None:
+        from heeler.ordering.distributed.strata import gather_codes
+
+        codes = gather_codes(own, links.shard_sizes, circle.workers, circle.peers)
+        classes = classes * (codes.max() + 1) + codes
+    return circle, classes
 
 
 def _own_labels(labels: Any, subset: Subset) -> tuple[Strata | None, Exception | None]:
@@ -87,7 +120,7 @@ def _own_labels(labels: Any, subset: Subset) -> tuple[Strata | None, Exception |
         return None, error
 
 
-def _own_part(whole: Selection, sizes: tuple[int, ...], rank: int, subset: Subset) -> Selection:
+def own_part(whole: Selection, sizes: tuple[int, ...], rank: int, subset: Subset) -> Selection:
     """What a worker has of a selection among all workers' examples, which lie side by side."""
     start = sum(sizes[:rank])
     own = (whole.indices >= start) & (whole.indices < start + sizes[rank])
