@@ -112,6 +112,15 @@ def find_loader(on_batch: OnBatch, count: Callable[[], int]) -> LoaderProbe | No
     return LoaderProbe(iterator, size if isinstance(size, int) else None, on_batch, count)
 
 
+def drawing_loader() -> tuple[int | None, int] | None:
+    """Batch size and workers of the loader that draws from us right now; None where there is none."""
+    iterator = _enclosing_iterator()
+    if iterator is None:
+        return None
+    size = getattr(iterator._index_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None, int(getattr(iterator, "_num_workers", 0))
+
+
 def collate_verdict(indices: list[int]) -> str:
     """What the loader that draws from us right now does to a batch's order: "keeps", "reorders", "drops" or "unknown".
 
