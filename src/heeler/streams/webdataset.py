@@ -101,7 +101,15 @@ def _taken_apart(stages: Sequence[Any]) -> tuple[list[str], list[Stage], list[St
     used = [
         stage for stage, name in zip(stages[makes + 1 :], names[makes + 1 :], strict=True) if name not in _PASSED_OVER
     ]
-    return urls, list(stages[opens : makes + 1]), used
+    reading = list(stages[opens : makes + 1])
+    return urls, [reading[0], _closing, *reading[1:]] if opens < makes else reading, used
+
+
+def _closing(sources: Iterable[Any]) -> Iterator[Any]:
+    """Close what was opened when it is read."""
+    for source in sources:
+        yield source
+        source["stream"].close()
 
 
 def _urls(source: Any) -> list[str]:
