@@ -78,6 +78,9 @@ def test_readers_hold_no_more_than_they_may(vectors, ranks, workers):
             most = max(most, held)
         assert most <= (open_shards + 1) * 100
         assert len(opened) <= 40 // (ranks * workers) + 2  # shards of its own
+        first = [np.flatnonzero(lane // 100 == shard)[[0, -1]] for shard in opened]
+        at_once = [sum(a <= at <= b for a, b in first) for at in range(0, lane.size, 20)]
+        assert max(at_once) <= 2 * open_shards + 2
 
 
 def test_another_seed_is_another_order():
@@ -133,7 +136,12 @@ def test_halves_are_those_of_a_plain_loop(ranks):
     rng = np.random.default_rng(ranks)
     vectors = rng.integers(-4, 5, (30 * ranks, 3)).astype(np.float32)
     pool, prefix = rng.permutation(30 * ranks).reshape(ranks, 30)[:, :20], np.array([3.0, -7.0, 1.0])
-    come, stay = sharded_module._halved(pool, prefix, Plain(vectors))
+    mixed = rng.permuted(np.tile(np.arange(20), (ranks, 1)), axis=1)
+    found = sharded_module._halved(pool, mixed, prefix, Plain(vectors))
+    pool = np.take_along_axis(pool, mixed, axis=1)
+    come, stay = (
+        np.take_along_axis(pool, np.argsort(mixed)[np.arange(ranks)[:, None], each], axis=1) for each in found
+    )
     total = 2 * prefix + vectors[pool].sum(axis=(0, 1))
     wanted = [[[], []] for _ in range(ranks)]
     for pair in range(10):

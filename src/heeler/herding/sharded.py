@@ -9,7 +9,7 @@ of all examples has:
 2. *Which examples of open shards come next.* A reader holds as many examples as `open_shards` shards have, its buffer.
    Half of them come next, the other half stay: in random pairs one comes and one stays, chosen so that all that has
    come so far adds up to about nothing (`coordinated_pair_sweep`). What shards have too much of stays in the buffer
-   until others make up for it.
+   until others make up for it, but no more than three times.
 3. *Their order*: batches that balance, and short prefixes (`solve_batches` on their rows).
 
 Readers are the `workers` loader workers of `ranks` ranks. Batch t of a rank is read by its loader worker t mod W, as
@@ -37,6 +37,9 @@ from heeler.herding.validate import Array, IntArray
 
 OPEN = 4
 """Shards that a reader's buffer holds the examples of, by default. docs/streams.md has what more of them gain."""
+STAYS = 3
+"""How often an example may stay in the buffer. So all of a shard's come within the time of two buffers, and no more
+than about twice `open_shards` shards are open."""
 _CHUNK = 1 << 14
 
 
@@ -148,39 +151,49 @@ def _by_halves(
     come so far, of other readers too; kept up to date.
     """
     length = lanes.shape[1]
-    stayed = lanes[:, :half]
+    stayed, age = lanes[:, :half], np.zeros((len(lanes), min(half, length)), np.int64)
     for begin in range(half, length, half):
-        new = lanes[:, begin : begin + half]
-        surplus = stayed.shape[1] - new.shape[1]  # the last part is shorter than those before: so many come for sure
-        stayed = rng.permuted(stayed, axis=1)
-        due, pool = stayed[:, :surplus], rng.permuted(np.concatenate([stayed[:, surplus:], new], axis=1), axis=1)
+        new = rng.permuted(lanes[:, begin : begin + half], axis=1)
+        oldest = np.argsort(-age - rng.random(age.shape), axis=1)  # at random among those that stayed equally often
+        stayed, age = np.take_along_axis(stayed, oldest, axis=1), np.take_along_axis(age, oldest, axis=1)
+        # As many new ones stay for sure as old ones come for sure. Before a shorter last part, more come than stay.
+        surplus = stayed.shape[1] - new.shape[1]
+        due = int(np.clip((age >= STAYS).sum(axis=1).max(), surplus, stayed.shape[1]))
+        kept = due - surplus
+        pool = np.concatenate([stayed[:, due:], new[:, kept:]], axis=1)
+        ages = np.concatenate([age[:, due:], np.zeros_like(new[:, kept:])], axis=1)
+        mixed = rng.permuted(np.tile(np.arange(pool.shape[1]), (len(pool), 1)), axis=1)
         if rows is None:
-            chosen, stayed = np.split(pool, 2, axis=1)
+            come, stay = np.split(mixed, 2, axis=1)
         else:
-            prefix += rows.total(due)
-            chosen, stayed = _halved(pool, prefix, rows)
-            prefix += rows.total(chosen)
-        yield np.concatenate([due, chosen], axis=1)
+            prefix += rows.total(stayed[:, :due])
+            come, stay = _halved(pool, mixed, prefix, rows)
+            prefix += rows.total(np.take_along_axis(pool, come, axis=1))
+        yield np.concatenate([stayed[:, :due], np.take_along_axis(pool, come, axis=1)], axis=1)
+        stayed = np.concatenate([new[:, :kept], np.take_along_axis(pool, stay, axis=1)], axis=1)
+        age = 1 + np.concatenate([np.zeros_like(new[:, :kept]), np.take_along_axis(ages, stay, axis=1)], axis=1)
     if length:
         if rows is not None:
             prefix += rows.total(stayed)
         yield stayed
 
 
-def _halved(pool: IntArray, prefix: Any, rows: _Centred) -> tuple[IntArray, IntArray]:
-    """Halves of examples (R, 2n), those that come and those that stay, so that prefix + Σ of the first is short.
+def _halved(pool: IntArray, mixed: IntArray, prefix: Any, rows: _Centred) -> tuple[IntArray, IntArray]:
+    """Which of examples (R, 2n) come and which stay, as places (R, n), so that prefix + Σ of the first is short.
 
     With signs, + for one that comes: 2 (prefix + Σ come) = 2 prefix + Σ all + Σ ± D over the pairs' differences D. So a
     pair sweep whose running sum begins with 2 prefix + Σ all makes it short: a first pair has this for its difference.
+
+    mixed: (R, 2n) the places in the order in which they are paired.
     """
     ranks, size = pool.shape
     vectors = np.zeros((ranks, size + 2, rows.dim), np.float32)
-    vectors[:, 2:] = rows.of_examples(pool)
+    vectors[:, 2:] = rows.of_examples(np.take_along_axis(pool, mixed, axis=1))
     vectors[0, 0] = 2 * prefix + vectors.sum(axis=(0, 1), dtype=np.float64)
     swept = coordinated_pair_sweep(vectors, np.tile(np.arange(size + 2), (ranks, 1)))
-    # From a pair, the first place from the front has the one that comes and the last from the back the other.
+    # Of each pair the one that comes is put to the front, behind the first pair's, and the other to the back.
     come, stay = swept[:, 1 : size // 2 + 1], swept[:, size // 2 + 1 : -1]
-    return np.take_along_axis(pool, come - 2, axis=1), np.take_along_axis(pool, stay - 2, axis=1)
+    return np.take_along_axis(mixed, come - 2, axis=1), np.take_along_axis(mixed, stay - 2, axis=1)
 
 
 def _in_order(some: IntArray, batch_size: int, rows: _Centred | None, rng: np.random.Generator) -> IntArray:
