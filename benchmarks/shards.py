@@ -46,7 +46,7 @@ def bounds(examples: int, dim: int) -> list[dict[str, Any]]:
     for ranks, workers in READERS:
         for open_shards in OPEN:
             sizes = [1000] * (examples // 1000)
-            readers = {"ranks": ranks, "workers": workers, "open_shards": open_shards}
+            readers: dict[str, Any] = {"ranks": ranks, "workers": workers, "open_shards": open_shards}
             some = sharded_order(sizes, vectors[: sum(sizes)], batch_size=32 // ranks, **readers)
             bound, random = some.bound_after / one.bound_after, some.bound_random / one.bound_after
             found.append({"order": "shards", **readers, "bound": bound, "random": random, "seconds": some.seconds})

@@ -27,6 +27,13 @@ _REFUSED = {
     "datasets.concatenate_datasets, for Heeler's order mixes them",
 }
 
+_KNOWN = {
+    *("ExamplesIterable", "ArrowExamplesIterable", "RebatchedArrowExamplesIterable", "SelectColumnsIterable"),
+    *("MappedExamplesIterable", "FilteredExamplesIterable", "FormattedExamplesIterable"),
+    *("VerticallyConcatenatedMultiSourcesExamplesIterable", "HorizontallyConcatenatedMultiSourcesExamplesIterable"),
+}
+"""What keeps the order of a shard's examples."""
+
 
 def stream_of(dataset: Any, sizes: Sequence[int] | None, **options: Any) -> Stream:
     """For either kind of dataset."""
@@ -99,7 +106,8 @@ def _check(dataset: Any) -> None:
     parts = [dataset._ex_iterable]
     while parts:
         part = parts.pop()
-        why = _REFUSED.get(type(part).__name__)
-        if why is not None:
-            raise ValueError(f"the IterableDataset cannot be ordered, for {why}")
+        name = type(part).__name__
+        if name not in _KNOWN:
+            why = f"a {name} is part of it, and it is not known whether that keeps the order of a shard's examples"
+            raise ValueError(f"the IterableDataset cannot be ordered, for {_REFUSED.get(name, why)}")
         parts += [part.ex_iterable] if hasattr(part, "ex_iterable") else list(getattr(part, "ex_iterables", ()))
