@@ -13,11 +13,13 @@ import argparse
 import datetime
 import json
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import heeler.herding.sharded
 from experiments.folder import Folder
 from experiments.tasks.digits import load_digits
 from heeler.herding import OrderingRule, make_rule, sharded_order, solve_batches
@@ -43,9 +45,13 @@ def bounds(examples: int, dim: int) -> list[dict[str, Any]]:
     sharded_order([64, 64], vectors[:128], batch_size=4)  # compiles
     one = solve_batches(vectors, batch_size=32)
     found: list[dict[str, Any]] = [{"order": "all", "bound": 1.0, "seconds": one.seconds}]
+    sizes = [1000] * (examples // 1000)
+    for stays in (2, 3, 9):
+        with patch.object(heeler.herding.sharded, "STAYS", stays):
+            some = sharded_order(sizes, vectors[: sum(sizes)], batch_size=32)
+        found.append({"order": "shards", "stays": stays, "bound": some.bound_after / one.bound_after})
     for ranks, workers in READERS:
         for open_shards in OPEN:
-            sizes = [1000] * (examples // 1000)
             readers: dict[str, Any] = {"ranks": ranks, "workers": workers, "open_shards": open_shards}
             some = sharded_order(sizes, vectors[: sum(sizes)], batch_size=32 // ranks, **readers)
             bound, random = some.bound_after / one.bound_after, some.bound_random / one.bound_after

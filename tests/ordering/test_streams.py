@@ -182,6 +182,49 @@ def test_another_number_of_loader_workers_is_said():
             pass
 
 
+def trained(sampler, loader, model, stop=None):
+    """Ids of the batches that were trained on."""
+    seen = []
+    for batch in loader:
+        seen += numbers(batch)
+        model(batch).sum().backward()
+        if len(seen) == stop:
+            break
+    return seen
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_may_go_on_with_other_loader_workers(workers):
+    """What is left of the epoch comes as it would have; later orders are for the new readers."""
+
+    def make(count):
+        stream, model = Lists([10] * 6, num_workers=count, open_shards=2), nn.Linear(2, 1)
+        nn.init.ones_(model.weight)
+        nn.init.zeros_(model.bias)
+        sampler = heeler.Sampler(stream, batch_size=4, refresh=1)
+        handle = heeler.attach(model, sampler)
+        return sampler, DataLoader(stream, batch_size=4, sampler=sampler, num_workers=count), model, handle
+
+    *before, first = make(2 - workers)
+    trained(*before)
+    begun = trained(*before, stop=20)
+    order = before[0].indices.tolist()
+    *after, second = make(workers)
+    second.load_state_dict(first.state_dict())
+    assert begun + trained(*after) == order
+    assert sorted(trained(*after)) == list(range(60))
+    assert after[0].indices.tolist() != order
+
+
+def test_ranks_with_files_of_their_own():
+    samplers = [
+        heeler.Sampler(Lists([8, 8, 4]), batch_size=4, shards="local", num_replicas=2, rank=rank) for rank in range(2)
+    ]
+    for sampler in samplers:
+        assert sorted(sampler.indices.tolist()) == list(range(20))
+    assert samplers[0].indices.tolist() != samplers[1].indices.tolist()
+
+
 def test_a_subset_of_a_stream():
     chosen = [3, 4, 10, 11, 12, 30, 39]
     sampler = heeler.Sampler(Lists(), batch_size=2, subset=chosen)
