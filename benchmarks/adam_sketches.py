@@ -3,11 +3,13 @@
     python -m benchmarks.adam_sketches --data DIR                        # everything, two seeds: an hour on one core
     python -m benchmarks.adam_sketches --data DIR --only random,256,256s # some
     python -m benchmarks.adam_sketches --data DIR --only default         # attach(model, sampler), nothing else said
+    python -m benchmarks.adam_sketches --data DIR --only random,default,exacts --rates 4e-3,8e-3,1.2e-2   # tuned
     python -m benchmarks.adam_sketches --data DIR --cost                 # what a sketched step costs, by K
 
 The character GPT of `experiments.tasks.chargpt`, AdamW, cosine to zero, the rule `herd` on all layers. A row's name is
 K ("exact" for full gradients), then "s" for sketches scaled as the optimizer steps (v̂^½) or "q" for v̂^¼, then "/r" for
-the default refresh where otherwise sketches are taken in every epoch. One JSON line per run: the last losses.
+the default refresh where otherwise sketches are taken in every epoch. One JSON line per run: the last losses; then, per
+row, the rate with the least mean training loss, and the share of the gain of "exacts" over "random", each at its best.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def main() -> None:
     parser.add_argument("--task", default="char-gpt")
     parser.add_argument("--only", default=",".join(ROWS), help="rows, by commas")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=4e-3)
+    parser.add_argument("--rates", default="4e-3", help="by commas")
     parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--cost", action="store_true", help="time steps in place of training")
     given = parser.parse_args()
@@ -124,9 +126,30 @@ def main() -> None:
     unknown = sorted(set(rows) - set(ROWS))
     if unknown:
         parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    runs = []
     for seed in range(given.seeds):
-        for row in rows:
-            print(json.dumps(train(row, seed, task, examples, given.rate, given.epochs)), flush=True)
+        for rate in map(float, given.rates.split(",")):
+            for row in rows:
+                runs.append(train(row, seed, task, examples, rate, given.epochs))
+                print(json.dumps(runs[-1]), flush=True)
+    for line in summary(runs):
+        print(json.dumps(line))
+
+
+def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per row, at the rate with the least mean training loss: mean losses, and the share of full gradients' gain."""
+    means: dict[str, dict[str, Any]] = {}
+    for row, rate in sorted({(run["row"], run["rate"]) for run in runs}):
+        own = [run for run in runs if (run["row"], run["rate"]) == (row, rate)]
+        mean = {key: statistics.fmean(run[key] for run in own) for key in ("train", "test")}
+        if row not in means or mean["train"] < means[row]["train"]:
+            means[row] = {"row": row, "rate": rate, "seeds": len(own), **mean}
+    if {"random", "exacts"} <= set(means):
+        for mean in means.values():
+            for key in ("train", "test"):
+                random, exact = means["random"][key], means["exacts"][key]
+                mean[f"{key}_share"] = (random - mean[key]) / (random - exact)
+    return list(means.values())
 
 
 if __name__ == "__main__":

@@ -96,11 +96,11 @@ def check_partition(results: list[dict[str, Any]], shards: str, but: int | None 
 
 
 CASES = [
-    (2, "freezes", "global", False),
-    (0, "freezes", "global", False),
     (0, "freezes", "global", True),  # the store is frozen with it
     (1, "sleeps", "local", False),
-    (0, "sleeps", "global", True),
+    pytest.param(2, "freezes", "global", False, marks=pytest.mark.slow),
+    pytest.param(0, "freezes", "global", False, marks=pytest.mark.slow),
+    pytest.param(0, "sleeps", "global", True, marks=pytest.mark.slow),
     (2, "lies", "global", False),
 ]
 

@@ -89,6 +89,7 @@ def in_cluster(folder: Path) -> str:
     return ""
 
 
+@pytest.mark.slow  # half a minute, most of it Ray's start
 def test_orders_are_the_plain_loops_and_resume_exactly(tmp_path: Path) -> None:
     pytest.importorskip("ray.train.torch")
     (problem,) = in_world(1, in_cluster, tmp_path, timeout=300.0)

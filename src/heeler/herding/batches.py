@@ -38,9 +38,9 @@ from heeler.herding.validate import Array, IntArray
 NEAR = 2
 """How far apart steps are that exchange examples."""
 ROUNDS = 2
-"""Of exchanges, at most. In each, every step meets one at every distance up to NEAR. Two rounds up to 2 take as long as
-the sweeps before them; four rounds up to 4 take five times as long and leave 0.84 (digits) or 0.92 (MRPC) of what these
-leave of Σ ‖sum‖²."""
+"""Of exchanges, at most. In each, every step meets one at every distance up to NEAR. Four rounds up to 4 take about
+twice as long and leave 0.70 to 0.95 of what these leave of Σ ‖sum‖²; prefixes and ends are the same
+(`python -m benchmarks.order_quality`)."""
 PROGRESS = 0.97
 """A round that leaves more than this share of Σ ‖sum‖ is the last. Of squares one huge vector would be nearly all, and
 the rounds would end with the first."""
@@ -57,7 +57,7 @@ OFFERS = 48
 THREADS = 4
 """That exchange examples, at most; and no more than half of the process's cores, for training has the others."""
 _SAMPLE = 1024
-"""Examples of the steps of one size that are looked at for it."""
+"""Of the examples in steps of one size, how many are looked at to make these steps add up to nothing."""
 _CHUNK = 4096
 """Steps whose prefixes are held at once."""
 
@@ -73,14 +73,14 @@ def solve_batches(
     seen: NDArray[np.bool_] | None = None,
     rounds: int = ROUNDS,
 ) -> Solution:
-    """A new order of all N examples in which every step, every prefix and the epoch's end are balanced.
+    """A new order of all N examples in which every prefix and every step is balanced, with strata the end too.
 
     The same arguments give the same order; another seed gives another one that is as good.
 
     Args:
         vectors: (N, K) float16, float32 or float64, NumPy or CPU torch, finite where seen; copied only if strided.
         batch_size: examples per worker and step.
-        seed: of the partition it starts from, and of who meets whom.
+        seed: of the random order it starts from, and of who meets whom.
         shard_sizes: examples of each worker, side by side; None for one worker.
         strata: (N,) codes, 0 or more; every step then holds its share of each, as in `stratified_order`.
         portions: as in `stratified_order`.
@@ -88,7 +88,7 @@ def solve_batches(
         rounds: of exchanges, at most.
 
     Returns:
-        The order with its bound; `bound_before` and `bound_random` are that of the random partition it starts from,
+        The order with its bound; `bound_before` and `bound_random` are that of the random order it starts from,
         which with strata is a stratified one.
     """
     begun = time.perf_counter()

@@ -25,7 +25,7 @@ from heeler.ordering.planner import LocalPlanner, Planner
 
 DIM, FEWER = 1024, 256
 """Numbers per sketch, by default. On a character GPT 1,024 keep nine tenths of what exact gradients gain, and 256 seven
-tenths (RESULTS.md), at nearly the same cost per step."""
+tenths (docs/how-it-works.md), at nearly the same cost per step."""
 TABLE_BYTES = 1 << 30
 """Of a table of so many; where it would be larger, the fewer are taken."""
 EXACT = 2048

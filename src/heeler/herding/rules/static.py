@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from heeler.herding import validate as check
+from heeler.herding.batches import first_order
 from heeler.herding.rules.base import BaseRule
-from heeler.herding.strata import stratified_order
 from heeler.herding.validate import IntArray
 
 
@@ -47,11 +47,7 @@ class Stratified(StaticRule):
         return self._close()
 
     def _close(self) -> IntArray:
-        orders = [
-            shard.start + stratified_order(self.strata[shard], self.batch_size, self._rng, self.portions)
-            for shard in self._shards()
-        ]
-        return np.concatenate(orders)
+        return first_order(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
 
 
 class Once(StaticRule):
