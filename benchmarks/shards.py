@@ -128,7 +128,7 @@ def training(epochs: int, seeds: int) -> list[dict[str, Any]]:
                 options: dict[str, Any] = {"seed": seed, "batch_size": BATCH}
                 if "workers" in setting:
                     sizes = np.full(count // SHARD, SHARD)
-                    recipe = sharded(setting["order"], sizes, setting["workers"], setting["open_shards"])
+                    recipe = sharded(setting["order"], sizes, setting["workers"], open_shards=setting["open_shards"])
                     rule = recipe.make(count, 650, **options)
                 else:
                     rule = make_rule(setting["order"], count, 650, **options)

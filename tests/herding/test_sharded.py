@@ -10,6 +10,7 @@ from heeler.herding import make_rule, sharded_order, solve_batches
 from heeler.herding.rules.sharded import sharded
 from heeler.herding.sharded import deal_shards, order_of_shards
 from heeler.herding.subset import Subset
+from heeler.ordering.dealing import deal
 
 RNG = np.random.default_rng(0)
 
@@ -29,11 +30,14 @@ def slow_bound(vectors, order, step):
     return np.sqrt(np.mean(squares))
 
 
-def lanes_of(order, ranks, workers, batch_size):
+def lanes_of(order, ranks, workers, batch_size, accumulate=1):
     """Each reader's examples, as `deal` and DataLoader hand them out."""
-    steps = len(order) // (ranks * batch_size)
-    full = order[: steps * ranks * batch_size].reshape(steps, ranks, batch_size)
-    return [full[worker::workers, rank].reshape(-1) for rank in range(ranks) for worker in range(workers)]
+    lanes = []
+    for rank in range(ranks):
+        own = deal(order, ranks, rank, batch_size * accumulate)
+        own = own[: len(order) // (ranks * batch_size * accumulate) * batch_size * accumulate]
+        lanes += [own.reshape(-1, batch_size)[worker::workers].reshape(-1) for worker in range(workers)]
+    return lanes
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,16 +46,20 @@ def lanes_of(order, ranks, workers, batch_size):
     batch_size=st.integers(1, 7),
     ranks=st.integers(1, 3),
     workers=st.integers(1, 3),
+    accumulate=st.integers(1, 3),
     open_shards=st.integers(1, 5),
     known=st.sampled_from(["none", "few", "all", "no vectors"]),
     seed=st.integers(0, 99),
 )
-def test_every_example_once_whatever_the_shards(sizes, batch_size, ranks, workers, open_shards, known, seed):
+def test_every_example_once_whatever_the_shards(
+    sizes, batch_size, ranks, workers, accumulate, open_shards, known, seed
+):
     examples = sum(sizes)
     vectors = None if known == "no vectors" else cloud(examples, 3, seed)
     share = {"none": 0.0, "few": 0.2}.get(known, 1.1)
     seen = np.random.default_rng(seed).random(examples) < share
-    options = {"batch_size": batch_size, "ranks": ranks, "workers": workers, "open_shards": open_shards}
+    options = {"batch_size": batch_size * accumulate, "accumulate": accumulate, "ranks": ranks, "workers": workers}
+    options |= {"open_shards": open_shards}
     found = sharded_order(sizes, vectors, seed=seed, seen=seen, **options)
     np.testing.assert_array_equal(np.sort(found.order), np.arange(examples))
     again = sharded_order(sizes, vectors, seed=seed, seen=seen, **options)
@@ -59,14 +67,13 @@ def test_every_example_once_whatever_the_shards(sizes, batch_size, ranks, worker
 
 
 @pytest.mark.parametrize("vectors", [None, cloud(4000, 6)], ids=["random", "herd"])
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (1, 3), (2, 2)])
-def test_readers_hold_no_more_than_they_may(vectors, ranks, workers):
+@pytest.mark.parametrize(("ranks", "workers", "accumulate"), [(1, 1, 1), (1, 3, 1), (2, 2, 1), (2, 2, 4), (1, 2, 3)])
+def test_readers_hold_no_more_than_they_may(vectors, ranks, workers, accumulate):
     """What a reader has opened and not yet used, with every shard opened as a whole when it is first needed."""
     sizes, open_shards, batch_size = [100] * 40, 4, 5
-    order = sharded_order(
-        sizes, vectors, batch_size=batch_size, ranks=ranks, workers=workers, open_shards=open_shards, seed=3
-    ).order
-    for lane in lanes_of(order, ranks, workers, batch_size):
+    options = {"ranks": ranks, "workers": workers, "accumulate": accumulate, "open_shards": open_shards}
+    order = sharded_order(sizes, vectors, batch_size=batch_size * accumulate, seed=3, **options).order
+    for lane in lanes_of(order, ranks, workers, batch_size, accumulate):
         opened, most = set(), 0
         own = np.bincount(lane // 100, minlength=40)  # of a shard that two readers share
         held = 0
@@ -91,8 +98,9 @@ def test_another_seed_is_another_order():
 
 def test_the_bound_is_that_of_the_order():
     vectors = cloud(600, 5)
-    for ranks, workers in ((1, 1), (2, 2)):
-        found = sharded_order([60] * 10, vectors, batch_size=3, ranks=ranks, workers=workers)
+    for ranks, workers, accumulate in ((1, 1, 1), (2, 2, 1), (2, 1, 3)):
+        options = {"ranks": ranks, "workers": workers, "accumulate": accumulate}
+        found = sharded_order([60] * 10, vectors, batch_size=3, **options)
         assert found.bound_after == pytest.approx(slow_bound(vectors, found.order, 3 * ranks), rel=1e-4)
     random = [slow_bound(vectors, np.random.default_rng(seed).permutation(600), 3) for seed in range(200)]
     wanted = sharded_order([60] * 10, vectors, batch_size=3).bound_random
@@ -185,6 +193,8 @@ def test_bad_input_is_refused():
         sharded_order([2, 2], np.full((4, 2), np.nan, np.float32), **good)
     with pytest.raises(ValueError, match="seen"):
         sharded_order([2, 2], cloud(4, 2), seen=np.ones(3, bool), **good)
+    with pytest.raises(ValueError, match="3 equal batches"):
+        sharded_order([2, 2], batch_size=4, accumulate=3)
     with pytest.raises(ValueError, match="open_shards"):
         sharded_order([2, 2], open_shards=0, **good)
 
@@ -194,7 +204,7 @@ def test_bad_input_is_refused():
 
 def make(order="herd", sizes=(20, 30, 10), dim=3, seed=0, **common):
     options = {"batch_size": 4, "portions": 2, **common}
-    return sharded(order, np.array(sizes), 2, 2).make(sum(sizes), dim, seed=seed, **options)
+    return sharded(order, np.array(sizes), readers=2, open_shards=2).make(sum(sizes), dim, seed=seed, **options)
 
 
 @pytest.mark.parametrize("order", ["herd", "random"])
@@ -221,21 +231,21 @@ def test_herd_of_shards_uses_what_it_saw():
 
 def test_rules_refuse_what_they_cannot_do():
     with pytest.raises(ValueError, match="'herd' or 'random'"):
-        sharded("cd-grab", [3, 4], 1, 1)
+        sharded("cd-grab", [3, 4])
     with pytest.raises(ValueError, match="shards hold 7"):
-        sharded("herd", [3, 4], 1, 1).make(8, 2, seed=0, batch_size=1)
+        sharded("herd", [3, 4]).make(8, 2, seed=0, batch_size=1)
     with pytest.raises(ValueError, match="of their own"):
-        sharded("herd", [3, 4], 1, 1).make(7, 2, seed=0, batch_size=1, shard_sizes=[3, 4])
+        sharded("herd", [3, 4]).make(7, 2, seed=0, batch_size=1, shard_sizes=[3, 4])
 
 
 def test_a_subset_keeps_its_shards():
     chosen = [0, 19, 20, 49, 59]
-    recipe = sharded("random", [20, 30, 5, 5], 1, 1).within(Subset(60, chosen))
+    recipe = sharded("random", [20, 30, 5, 5]).within(Subset(60, chosen))
     np.testing.assert_array_equal(recipe.options["sizes"], [2, 2, 0, 1])
-    whole = sharded("random", [20, 40], 1, 1)
+    whole = sharded("random", [20, 40])
     assert whole.within(Subset(60)) is whole
-    assert whole.digest != sharded("random", [21, 39], 1, 1).digest
-    assert whole.digest == sharded("random", [20, 40], 1, 1).digest
+    assert whole.digest != sharded("random", [21, 39]).digest
+    assert whole.digest == sharded("random", [20, 40]).digest
 
 
 def test_one_shard_and_one_reader_is_as_good_as_herd():

@@ -77,7 +77,7 @@ def test_a_stream_travels_to_spawned_workers():
     received = ForkingPickler.loads(sent.getbuffer())
     assert int(received[3][0]) == 3  # with nothing open: it is opened anew
     assert received.opened == [0, 0]
-    stream.announce(np.arange(N), 4, 0)
+    stream.announce(np.arange(N), 4, None)
     assert received._plan.tolist() == [[0, 2, 3, 4, -1]]  # one memory
 
 
@@ -166,20 +166,36 @@ def test_a_shard_that_has_changed_is_refused():
 
 def test_the_plan_is_each_workers_shards_in_order():
     stream = Lists([4, 4, 4, 4], num_workers=2)
-    stream.announce(np.array([12, 13, 0, 1, 14, 4, 2, 8]), 2, 2)
+    stream.announce(np.array([12, 13, 0, 1, 14, 4, 2, 8]), 2, (2, 2))
     assert stream._plan.tolist() == [[3, 1, -1, -1], [0, 2, -1, -1]]
 
 
 def test_another_number_of_loader_workers_is_said():
     stream = Lists(num_workers=2)
     sampler = heeler.Sampler(stream, batch_size=4, order="random")
-    with pytest.warns(HeelerWarning, match="the loader has 0 workers, but the stream was made for 2"):
+    with pytest.warns(HeelerWarning, match="made for 2 loader workers .* but the loader has 0 workers"):
         seen = [i for batch in DataLoader(stream, batch_size=4, sampler=sampler) for i in numbers(batch)]
     assert sorted(seen) == list(range(N))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once
         for _ in DataLoader(stream, batch_size=4, sampler=sampler):
             pass
+
+
+def test_accumulated_batches_that_were_not_said():
+    def run(**options):
+        stream = Lists([20] * 6, num_workers=2, **options)
+        sampler = heeler.Sampler(stream, batch_size=8, order="random")
+        loader = DataLoader(stream, batch_size=4, sampler=sampler, num_workers=2)
+        return [numbers(batch) for batch in loader]
+
+    with pytest.warns(HeelerWarning, match="Say num_workers=2, accumulate=2 where the stream is made"):
+        run()
+    batches = run(accumulate=2)
+    assert sorted(i for batch in batches for i in batch) == list(range(120))
+    for worker in range(2):
+        own = np.array(batches[worker::2]).reshape(-1) // 20
+        assert len(np.unique(own)) <= 4  # half of the shards, and one that is shared
 
 
 def trained(sampler, loader, model, stop=None):
@@ -265,6 +281,12 @@ def test_orders_that_take_from_all_shards_are_refused():
 
 
 def test_bad_options_are_refused():
-    for options in ({"num_workers": -1}, {"open_shards": 0}, {"num_workers": 1.5}, {"open_shards": True}):
+    for options in (
+        {"num_workers": -1},
+        {"open_shards": 0},
+        {"accumulate": 0},
+        {"num_workers": 1.5},
+        {"open_shards": True},
+    ):
         with pytest.raises(ValueError, match=next(iter(options))):
             Lists(**options)

@@ -51,6 +51,7 @@ def sharded_order(
     batch_size: int,
     ranks: int = 1,
     workers: int = 1,
+    accumulate: int = 1,
     open_shards: int = OPEN,
     seed: Any = 0,
     seen: NDArray[np.bool_] | None = None,
@@ -66,6 +67,7 @@ def sharded_order(
         batch_size: examples per rank and step.
         ranks: processes that train together, each with a batch per step.
         workers: loader workers of each rank.
+        accumulate: loader batches per step, each of batch_size / accumulate examples; loader workers read them in turn.
         open_shards: the shards whose examples a reader can hold.
         seed: of everything random.
         seen: (N,) which examples have a vector; the others count as the mean. All by default.
@@ -78,17 +80,18 @@ def sharded_order(
     sizes = check_sizes(sizes)
     examples = int(sizes.sum())
     given = {"batch_size": batch_size, "ranks": ranks, "workers": workers, "open_shards": open_shards}
-    for name, value in given.items():
+    for name, value in (given | {"accumulate": accumulate}).items():
         check.check_positive(value, name)
+    if batch_size % accumulate:
+        raise ValueError(f"a step of {batch_size} examples per rank cannot be read in {accumulate} equal batches")
     rng = np.random.default_rng(seed)
     rows = _Centred.of(vectors, sizes, seen)
-    steps = examples // (ranks * batch_size)
+    steps, batch_size = examples // (ranks * batch_size), batch_size // accumulate
+    count = steps * accumulate  # of each rank's loader batches
     shards = order_of_shards(None if rows is None else rows.shard_sums, sizes.size, ranks * workers * open_shards, rng)
-    batches = [len(range(worker, steps, workers)) for worker in range(workers)]
+    batches = [len(range(worker, count, workers)) for worker in range(workers)]
     lanes, rest = deal_shards(shards, sizes, [n * batch_size for n in batches for _ in range(ranks)], rng)
-    order = np.empty(examples, np.int64)
-    full = order[: steps * ranks * batch_size].reshape(steps, ranks, batch_size)
-    order[full.size :] = rng.permutation(rest)
+    full = np.empty((count, ranks, batch_size), np.int64)
     in_buffer = open_shards * examples / np.count_nonzero(sizes)
     half = batch_size * max(1, round(in_buffer / (2 * batch_size)))
     prefix = np.zeros(1 if rows is None else rows.dim)
@@ -105,7 +108,10 @@ def sharded_order(
             full[at : at + workers * len(placed) : workers] = placed
             halves += 1
             readers.append((at + workers * len(placed), reader))
-    bound, random = (0.0, 0.0) if rows is None else (rows.bound(full), rows.random_bound(steps))
+    together = full.reshape(steps, accumulate, ranks, batch_size).swapaxes(1, 2)  # each rank's batches of a step
+    whole = together.reshape(steps, accumulate * ranks * batch_size)
+    order = np.concatenate([whole.reshape(-1), rng.permutation(rest)])
+    bound, random = (0.0, 0.0) if rows is None else (rows.bound(whole), rows.random_bound(steps))
     return Solution(order, random, bound, random, halves, time.perf_counter() - begun)
 
 
@@ -254,10 +260,10 @@ class _Centred:
         return self.of_examples(examples).reshape(-1, self.dim).sum(axis=0, dtype=np.float64)
 
     def bound(self, steps: IntArray) -> float:
-        """Root mean square of the prefixes' norms at the ends of steps (T, R, B)."""
+        """Root mean square of the prefixes' norms at the ends of steps (T, n)."""
         prefix, squares, chunk = np.zeros(self.dim), 0.0, max(1, _CHUNK // max(1, steps[:1].size))
         for begin in range(0, len(steps), chunk):
-            some = self.of_examples(steps[begin : begin + chunk]).sum(axis=(1, 2), dtype=np.float64)
+            some = self.of_examples(steps[begin : begin + chunk]).sum(axis=1, dtype=np.float64)
             prefixes = prefix + np.cumsum(some, axis=0)
             squares += float(np.einsum("tk,tk->", prefixes, prefixes))
             prefix = prefixes[-1]

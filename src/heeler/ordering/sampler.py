@@ -122,9 +122,8 @@ class Sampler(DistributedSampler[Any]):
         """An epoch's indices; the stream's readers are told what they will be asked for."""
         drawn = self.session.draw()
         for first in drawn:  # the epoch has begun
-            batch_size, loader_workers = drawing_loader() or (None, None)
             left = self.session.indices[self.session.cursors.start :]
-            stream.announce(left, batch_size or self.session.setup.batch_size, loader_workers)
+            stream.announce(left, self.session.setup.batch_size, drawing_loader())
             yield first
             yield from drawn
 
@@ -188,7 +187,7 @@ def _order_in(subset: Subset, order: str | OrderingRule | Recipe, dataset: Any) 
     """The order of the chosen examples; of a stream's, one that its readers can follow."""
     if isinstance(dataset, Stream) and not isinstance(order, OrderingRule):
         name = order if isinstance(order, str) else "order_by(...)"
-        order = sharded(name, dataset.sizes, max(1, dataset.num_workers), dataset.open_shards)
+        order = sharded(name, dataset.sizes, max(1, dataset.num_workers), dataset.accumulate, dataset.open_shards)
     return order.within(subset) if isinstance(order, Recipe) else order
 
 

@@ -28,16 +28,18 @@ class Stream(Dataset[Any]):
     Args:
         sizes: (S,) examples of each shard, 0 or more.
         num_workers: of the DataLoader.
+        accumulate: the DataLoader's batches per step of the optimizer.
         open_shards: the shards whose examples a loader worker may hold.
     """
 
-    def __init__(self, sizes: Any, *, num_workers: int = 0, open_shards: int = OPEN) -> None:
+    def __init__(self, sizes: Any, *, num_workers: int = 0, accumulate: int = 1, open_shards: int = OPEN) -> None:
         self.sizes: IntArray = check_sizes(sizes)
         """(S,) examples of each shard."""
-        for name, value, least in (("num_workers", num_workers, 0), ("open_shards", open_shards, 1)):
+        given = ("num_workers", num_workers, 0), ("accumulate", accumulate, 1), ("open_shards", open_shards, 1)
+        for name, value, least in given:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        self.num_workers, self.open_shards = num_workers, open_shards
+        self.num_workers, self.accumulate, self.open_shards = num_workers, accumulate, open_shards
         self._ends = np.cumsum(self.sizes)
         # Shared with the loader workers: which shards each of them opens next. Only a hint, to read ahead.
         self._plan = torch.full((max(1, num_workers), self.sizes.size), -1, dtype=torch.int64).share_memory_()
@@ -62,23 +64,28 @@ class Stream(Dataset[Any]):
         shard = int(np.searchsorted(self._ends, number, side="right"))
         return self.example(self._own_reader().take(shard, int(number - self._ends[shard] + self.sizes[shard])))
 
-    def announce(self, numbers: IntArray, batch_size: int, loader_workers: int | None) -> None:
+    def announce(self, numbers: IntArray, batch_size: int, loader: tuple[int | None, int] | None) -> None:
         """The sampler's word at an epoch's beginning: this rank reads examples `numbers`, (n,), in this order.
 
-        batch_size: of the loader. loader_workers: those that it has; None where it is not known.
+        batch_size: the sampler's, examples per step. loader: batch size and workers of the loader that will read, as
+        far as they are known.
         """
-        if loader_workers not in (None, self.num_workers) and not self._warned:
+        planned = batch_size // self.accumulate
+        found, workers = loader or (None, self.num_workers)
+        found = found or planned
+        readers = max(workers, self.num_workers)
+        if not self._warned and (workers != self.num_workers or (found != planned and readers > 1)):
             self._warned = True
             warn(
-                "the loader has %d workers, but the stream was made for %d: its workers will open each other's shards. "
-                "Say num_workers=%d where the stream is made.",
-                loader_workers,
-                self.num_workers,
-                loader_workers,
+                "the stream was made for %d loader workers and batches of %d, but the loader has %d workers and "
+                "batches of %d: its workers will open each other's shards. Say num_workers=%d%s where the stream is "
+                "made.",
+                *(self.num_workers, planned, workers, found, workers),
+                "" if found == planned or batch_size % found else f", accumulate={batch_size // found}",
             )
         plan = np.full(self._plan.shape, -1, np.int64)
         shards = np.searchsorted(self._ends, numbers, side="right")
-        lanes = np.arange(numbers.size) // batch_size % len(plan)
+        lanes = np.arange(numbers.size) // found % len(plan)
         for lane, own in enumerate(plan):
             opened, first = np.unique(shards[lanes == lane], return_index=True)
             own[: opened.size] = opened[np.argsort(first)]

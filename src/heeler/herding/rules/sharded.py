@@ -25,6 +25,7 @@ class _Sharded(BaseRule):
     Args:
         sizes: (S,) examples of each shard.
         readers: loader workers of each rank.
+        accumulate: loader batches per step.
         open_shards: the shards whose examples a reader can hold.
     """
 
@@ -35,10 +36,12 @@ class _Sharded(BaseRule):
         *,
         sizes: Any,
         readers: int = 1,
+        accumulate: int = 1,
         open_shards: int = OPEN,
         **common: Any,
     ) -> None:
-        self.sizes, self.readers, self.open_shards = check_sizes(sizes), readers, open_shards
+        self.sizes, self.readers, self.accumulate = check_sizes(sizes), readers, accumulate
+        self.open_shards = open_shards
         if self.sizes.sum() != examples:
             raise ValueError(f"the shards hold {self.sizes.sum()} examples, but {examples} are to be ordered")
         super().__init__(examples, dim, **common)
@@ -57,6 +60,7 @@ class _Sharded(BaseRule):
             batch_size=self.batch_size // self.portions,
             ranks=self.portions,
             workers=self.readers,
+            accumulate=self.accumulate,
             open_shards=self.open_shards,
             seed=rng,
             seen=seen,
@@ -83,7 +87,7 @@ class ShardedHerd(_Sharded, Herd):
 RULES: dict[str, type[Any]] = {"herd": ShardedHerd, "random": ShardedRandom}
 
 
-def sharded(order: str, sizes: Any, readers: int, open_shards: int) -> Recipe:
+def sharded(order: str, sizes: Any, readers: int = 1, accumulate: int = 1, open_shards: int = OPEN) -> Recipe:
     """The rule that stands for `order` where examples lie in shards."""
     if order not in RULES:
         raise ValueError(
@@ -91,7 +95,7 @@ def sharded(order: str, sizes: Any, readers: int, open_shards: int) -> Recipe:
             f"{' or '.join(map(repr, RULES))} for a stream, or give the sampler a dataset that reads any example by "
             "its number"
         )
-    options = {"sizes": check_sizes(sizes), "readers": readers, "open_shards": open_shards}
+    options = {"sizes": check_sizes(sizes), "readers": readers, "accumulate": accumulate, "open_shards": open_shards}
     return _Shards(RULES[order], options)
 
 
