@@ -115,3 +115,8 @@ def test_infinite_scores_come_last_or_first():
 
 def test_it_is_among_the_public_names():
     assert heeler.order_by is order_by
+
+
+def test_workers_that_were_given_other_scores_are_told_apart():
+    assert order_by([1, 2]).digest == order_by(torch.tensor([1, 2])).digest != order_by([2, 1]).digest
+    assert order_by(lambda epoch: [1, 2]).digest == order_by(lambda epoch: [2, 1]).digest  # nobody can tell

@@ -37,7 +37,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def run(library, start=None, stop=None, lr=0.01, epochs=EPOCHS):
-    return run_ranks(2, train, *library, epochs, start, stop, lr, with_children=True, timeout=90)
+    return run_ranks(2, train, *library, epochs, start, stop, lr, with_children=True, timeout=240)
 
 
 @pytest.fixture(scope="module")

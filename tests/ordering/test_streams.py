@@ -232,6 +232,23 @@ def test_a_run_may_go_on_with_other_loader_workers(workers):
     assert after[0].indices.tolist() != order
 
 
+def test_a_run_may_go_on_with_more_shards():
+    def make(shards):
+        stream, model = Lists([10] * shards), nn.Linear(2, 1)
+        sampler = heeler.Sampler(stream, batch_size=4, refresh=1)
+        handle = heeler.attach(model, sampler)
+        return sampler, DataLoader(stream, batch_size=4, sampler=sampler), model, handle
+
+    *before, first = make(4)
+    trained(*before)
+    kept = first.table.sketches(np.arange(40))
+    *after, second = make(6)
+    second.load_state_dict(heeler.grow(first.state_dict(), 60))
+    np.testing.assert_array_equal(second.table.sketches(np.arange(60))[:40], kept)
+    with pytest.warns(HeelerWarning, match="67%"):  # that have a sketch
+        assert sorted(trained(*after)) == list(range(60))
+
+
 def test_ranks_with_files_of_their_own():
     samplers = [
         heeler.Sampler(Lists([8, 8, 4]), batch_size=4, shards="local", num_replicas=2, rank=rank) for rank in range(2)
