@@ -39,7 +39,7 @@ OPEN = 4
 """Shards that a reader's buffer holds the examples of, by default. docs/streams.md has what more of them gain."""
 STAYS = 3
 """How often an example may stay in the buffer. So all of a shard's come within the time of two buffers, and no more
-than about twice `open_shards` shards are open. On 200 shards of 1,000 vectors of 64 numbers, 4 open, bounds are 2.1,
+than about twice `open_shards` shards are open. On 200 shards of 1,000 vectors of 64 numbers, 4 open, bounds are 1.9,
 1.4 and 1.4 times those of one order of all if examples may stay 2, 3 or 9 times (`python -m benchmarks.shards`)."""
 _CHUNK = 1 << 14
 
