@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 import heeler
 from heeler.notices import HeelerWarning
@@ -67,6 +67,23 @@ def test_loader_workers_read_what_the_sampler_says(options):
         assert sorted(orders[-1]) == list(range(N))
         assert orders[-1] == sampler.indices.tolist()
     assert orders[0] != orders[1]
+
+
+class Traced(Lists):
+    """Examples that tell which loader worker has read them, and how many shards it has opened by then."""
+
+    def example(self, entry):
+        return torch.tensor([entry, get_worker_info().id, len(self.opened)])
+
+
+def test_a_batch_is_read_by_the_worker_whose_shards_it_is_of():
+    stream = Traced([20] * 12, num_workers=2, open_shards=2)
+    sampler = heeler.Sampler(stream, batch_size=5, order="random")
+    opened = {}
+    for turn, batch in enumerate(DataLoader(stream, batch_size=5, sampler=sampler, num_workers=2)):
+        assert batch[:, 1].tolist() == [turn % 2] * 5
+        opened[turn % 2] = int(batch[-1, 2])
+    assert sum(opened.values()) <= 12 + 2  # each shard once, and those that two share
 
 
 def test_a_stream_travels_to_spawned_workers():
