@@ -9,6 +9,7 @@ from heeler.notices import HeelerWarning
 
 if TYPE_CHECKING:
     from heeler.forecast import Explanation, explain
+    from heeler.herding import order_by
     from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
     from heeler.selection import Selection, Selector, select
 
@@ -26,12 +27,14 @@ __all__ = [
     "explain",
     "grow",
     "load",
+    "order_by",
     "save",
     "select",
 ]
-_PACKAGES = ("diversity", "forecast", "herding", "ordering", "robust", "selection", "sketch", "stragglers")
+_PACKAGES = ("diversity", "forecast", "herding", "ordering", "robust", "selection", "sketch", "stragglers", "streams")
 _HOMES = {"Explanation": "forecast", "explain": "forecast"}
 _HOMES |= dict.fromkeys(("Selection", "Selector", "select"), "selection")
+_HOMES |= {"order_by": "herding"}
 
 
 def __getattr__(name: str) -> Any:

@@ -33,17 +33,18 @@ def run_ranks(
     timeout: float = 60.0,
     lost: tuple[int, ...] = (),
     tcp: bool = False,
+    with_children: bool = False,
 ) -> list[Any]:
     """`task(rank, *args)` in `ranks` forked processes with a process group; their results, None for `lost` ranks.
 
-    tcp: with the store in rank 0, not in a file.
+    tcp: with the store in rank 0, not in a file. with_children: ranks may start processes, such as loader workers.
     """
     compile_rule()
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         store = f"tcp://127.0.0.1:{_free_port()}" if tcp else f"file://{folder}/store"
         processes = [
-            context.Process(target=_rank, args=(rank, ranks, folder, store, task, args), daemon=True)
+            context.Process(target=_rank, args=(rank, ranks, folder, store, task, args), daemon=not with_children)
             for rank in range(ranks)
         ]
         for process in processes:
@@ -57,7 +58,10 @@ def run_ranks(
                 process.kill()
                 results.append(None)
                 continue
-            assert process.exitcode is not None, f"rank {rank} hangs"
+            if process.exitcode is None:
+                for other in processes:
+                    other.kill()
+                raise AssertionError(f"rank {rank} hangs")
             outcome = torch.load(Path(folder) / f"result-{rank}", weights_only=False)
             if isinstance(outcome, str) and outcome.startswith("Traceback"):
                 raise AssertionError(f"rank {rank}: {outcome}")

@@ -5,8 +5,9 @@ import sys
 
 CODE = """
 import sys
-import heeler, heeler.integrations
+import heeler, heeler.integrations, heeler.streams
 wrong = {"transformers", "accelerate", "lightning", "ray", "torchdata", "tensorboard"} & set(sys.modules)
+wrong |= {"webdataset", "streaming", "datasets"} & set(sys.modules)
 assert not wrong, wrong
 import heeler.integrations.accelerate
 assert "transformers" not in sys.modules and "lightning" not in sys.modules

@@ -45,7 +45,7 @@ def of_parts(model: nn.Module, dataset: Any, examples: int) -> Iterator[Finding]
     if isinstance(dataset, IterableDataset) or not (isinstance(dataset, int) or hasattr(dataset, "__len__")):
         yield stops(
             f"{type(dataset).__name__} has no fixed length and numbers: there is nothing to order",
-            "use a dataset with __len__ and __getitem__; a stream can be written to disk and read by number",
+            "use a dataset with __len__ and __getitem__; streams of shards get numbers by heeler.streams",
         )
     elif examples < 1:
         yield stops("the dataset is empty", "give it examples")

@@ -105,11 +105,23 @@ def find_loader(on_batch: OnBatch, count: Callable[[], int]) -> LoaderProbe | No
             "DataLoader(in_order=False) hands batches out in an order that cannot be known, so Heeler could not "
             "tell which examples a gradient belongs to: use in_order=True (the default)"
         )
+    return LoaderProbe(iterator, _batch_size(iterator), on_batch, count)
+
+
+def _batch_size(iterator: Any) -> int | None:
     batches = iterator._index_sampler
     while not hasattr(batches, "batch_size") and hasattr(batches, "batch_sampler"):  # Accelerate's, to skip some
         batches = batches.batch_sampler
     size = getattr(batches, "batch_size", None) if iterator._auto_collation else 1
-    return LoaderProbe(iterator, size if isinstance(size, int) else None, on_batch, count)
+    return size if isinstance(size, int) else None
+
+
+def drawing_loader() -> tuple[int | None, int] | None:
+    """Batch size and workers of the loader that draws from us right now; None where there is none."""
+    iterator = _enclosing_iterator()
+    if iterator is None:
+        return None
+    return _batch_size(iterator), int(getattr(iterator, "_num_workers", 0))
 
 
 def collate_verdict(indices: list[int]) -> str:

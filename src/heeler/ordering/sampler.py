@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.utils.data import IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from heeler.herding import OrderingRule
+from heeler.herding import OrderingRule, Recipe
+from heeler.herding.rules.sharded import sharded
 from heeler.herding.strata import Strata, strata_of, strata_within
 from heeler.herding.subset import Subset
 from heeler.herding.validate import IntArray
 from heeler.ordering.distributed.ranks import find_ranks
+from heeler.ordering.loader_probe import drawing_loader
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.reselecting import ReselectingSession, selector_of
 from heeler.ordering.session import Session
 from heeler.ordering.setup import Links, Setup
+from heeler.streams.stream import Stream
 
 if TYPE_CHECKING:
     from heeler.selection import Selection, Selector
@@ -34,12 +38,13 @@ class Sampler(DistributedSampler[Any]):
     yields every example once (see `drop_last`), whatever the loop does; of a `subset`, every chosen one.
 
     Args:
-        dataset: a dataset, or the number of its examples.
+        dataset: a dataset, a stream of shards (`heeler.streams`), or the number of examples.
         batch_size: examples of this worker between two steps of the optimizer: the loader's batch size, times the
             batches whose gradients are accumulated. This is what is balanced: which examples share a step, and in which
             order steps come. With several workers each step's examples are dealt out in portions of it. Backward passes
             are counted in examples, so the loader's batches may be smaller.
-        order: a rule by name (`heeler.herding.rule_names()`), or a rule of your own (`heeler.herding.OrderingRule`).
+        order: a rule by name (`heeler.herding.rule_names()`), your own scores (`heeler.order_by`), or a rule of your
+            own (`heeler.herding.OrderingRule`). For a stream "herd" or "random".
         dim: numbers per sketch. By default 1,024 (256 from half a million examples on), or the exact gradient of a
             model so small that nothing is gained by less. A model of no more than `dim` covered parameters always gives
             its exact gradient.
@@ -73,7 +78,7 @@ class Sampler(DistributedSampler[Any]):
         dataset: Sized | int,
         *,
         batch_size: int,
-        order: str | OrderingRule = "herd",
+        order: str | OrderingRule | Recipe = "herd",
         dim: int | None = None,
         strata: Any = None,
         subset: Selection | Selector | Mapping[str, Any] | ArrayLike | None = None,
@@ -88,8 +93,13 @@ class Sampler(DistributedSampler[Any]):
         exchange_timeout: float = 120.0,
     ) -> None:
         sized: Any = range(dataset) if isinstance(dataset, int) else dataset
-        if not hasattr(sized, "__len__"):
-            raise TypeError("dataset has no len(): an order needs a dataset of known length, not an IterableDataset")
+        if not hasattr(sized, "__len__") or isinstance(sized, IterableDataset):
+            raise TypeError(
+                f"dataset is a {type(sized).__name__}, whose examples have no numbers: there is nothing to order, and "
+                "nothing to file gradients under. An order needs a dataset of known length that is read by number, not "
+                "an IterableDataset. Streams of shards get numbers by heeler.streams: from_webdataset, from_mosaic, "
+                "from_huggingface"
+            )
         ranks = find_ranks(process_group)
         if ranks is not None:
             size, own = len(ranks.workers), ranks.worker
@@ -98,6 +108,7 @@ class Sampler(DistributedSampler[Any]):
         workers, rank = num_replicas or 1, rank or 0
         selector = selector_of(subset, reselect_every)
         part = Subset(len(sized), None if selector else subset)
+        order = _order_in(part, order, sized)
         found = None if strata is None or len(part) == 0 else _strata_in(part, strata)
         setup = Setup(
             part, batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last, found, reselect_every
@@ -111,7 +122,16 @@ class Sampler(DistributedSampler[Any]):
         self.shuffle, self.seed = True, seed
 
     def __iter__(self) -> Iterator[int]:
-        return self.session.draw()
+        return self._draw_from(self.dataset) if isinstance(self.dataset, Stream) else self.session.draw()
+
+    def _draw_from(self, stream: Stream) -> Iterator[int]:
+        """An epoch's indices; the stream's readers are told what they will be asked for."""
+        drawn = self.session.draw()
+        for first in drawn:  # the epoch has begun
+            left = self.session.indices[self.session.cursors.start :]
+            stream.announce(left, self.session.setup.batch_size, drawing_loader())
+            yield first
+            yield from drawn
 
     def __len__(self) -> int:
         return self.session.length
@@ -184,6 +204,14 @@ class Sampler(DistributedSampler[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken. The handle's state, if it was loaded, knows better and stands."""
         self.session.load_position(state)
+
+
+def _order_in(subset: Subset, order: str | OrderingRule | Recipe, dataset: Any) -> str | OrderingRule | Recipe:
+    """The order of the chosen examples; of a stream's, one that its readers can follow."""
+    if isinstance(dataset, Stream) and not isinstance(order, OrderingRule):
+        name = order if isinstance(order, str) else "order_by(...)"
+        order = sharded(name, dataset.sizes, max(1, dataset.num_workers), dataset.accumulate, dataset.open_shards)
+    return order.within(subset) if isinstance(order, Recipe) else order
 
 
 def _strata_in(subset: Subset, strata: Any) -> Strata:

@@ -132,7 +132,7 @@ class Session:
         self._source = None
 
     def _adopt_dim(self, dim: int) -> None:
-        own_rule = not isinstance(self.setup.order, str)
+        own_rule = isinstance(self.setup.order, OrderingRule)
         if own_rule and self.rule.dim not in (None, dim):
             raise ValueError(
                 f"the model's sketches have {dim} numbers, for it has no more covered parameters, but the rule takes "

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from heeler.herding import OrderingRule, adopt, make_rule, rule_class
+from heeler.herding import OrderingRule, Recipe, adopt, make_rule, rule_class
 from heeler.herding.rules import check_uses_strata
 from heeler.herding.strata import Strata
 from heeler.herding.subset import ALL, Subset
@@ -43,7 +43,7 @@ class Setup:
     subset: Subset
     """Of this worker's dataset: all that is trained on."""
     batch_size: int
-    order: str | OrderingRule
+    order: str | OrderingRule | Recipe
     dim: int | None
     refresh: int
     seed: int
@@ -76,6 +76,12 @@ class Setup:
             rule_class(self.order)  # raises for a name that does not exist
             self._check_strata(self.order)
             return
+        if isinstance(self.order, Recipe):
+            if self.strata is not None:
+                raise ValueError(
+                    "strata were given, of which neither order_by nor the orders of streams make use: leave them out"
+                )
+            return
         object.__setattr__(self, "order", adopt(self.order))
         if self.dim is not None and self.rule.dim not in (None, self.dim):
             raise ValueError(
@@ -101,7 +107,16 @@ class Setup:
     @property
     def rule(self) -> type[OrderingRule] | OrderingRule:
         """What declares the rule's capabilities: its class where the order is a name."""
-        return rule_class(self.order) if isinstance(self.order, str) else self.order
+        if isinstance(self.order, str):
+            return rule_class(self.order)
+        return self.order.kind if isinstance(self.order, Recipe) else self.order
+
+    @property
+    def order_in_words(self) -> str:
+        """What differs where workers were given different orders."""
+        if isinstance(self.order, str):
+            return self.order
+        return self.order.digest if isinstance(self.order, Recipe) else type(self.order).__name__
 
     @property
     def is_coordinated(self) -> bool:
@@ -151,7 +166,7 @@ class Links:
     def _agree(self, setup: Setup) -> None:
         """Raise if the workers were given different arguments; gather their shards' sizes."""
         facts: dict[str, object] = {
-            "order": setup.order if isinstance(setup.order, str) else type(setup.order).__name__,
+            "order": setup.order_in_words if setup.shards == "global" else setup.order_in_words.split()[0],
             "seed": setup.seed,
             "batch_size": setup.batch_size,
             "shards": setup.shards,
@@ -209,15 +224,21 @@ def make_planner(setup: Setup, links: Links, dim: int) -> Planner:
 
 def _make_rule(setup: Setup, links: Links, layout: Layout, dim: int, seed: int) -> OrderingRule:
     examples = setup.examples if layout.shard_sizes is None else sum(layout.shard_sizes)
-    if not isinstance(setup.order, str):
+    if isinstance(setup.order, OrderingRule):
         if len(setup.order.order) != examples:
             what = "dataset has" if setup.subset.numbers is None else "subset has"
             raise ValueError(f"the rule orders {len(setup.order.order)} examples, the {what} {examples}")
         return setup.order
     portions = 1 if layout.shard_sizes else layout.workers
-    options = {} if links.strata is None else {"strata": links.strata, "portions": portions}
-    batch_size, sizes = setup.batch_size * portions, layout.shard_sizes
-    return make_rule(setup.order, examples, dim, seed=seed, batch_size=batch_size, shard_sizes=sizes, **options)
+    options: dict[str, Any] = {} if links.strata is None else {"strata": links.strata, "portions": portions}
+    common: dict[str, Any] = {
+        "seed": seed,
+        "batch_size": setup.batch_size * portions,
+        "shard_sizes": layout.shard_sizes,
+    }
+    if isinstance(setup.order, Recipe):
+        return setup.order.make(examples, dim, **common, portions=portions)
+    return make_rule(setup.order, examples, dim, **common, **options)
 
 
 def default_dim(examples: int) -> int:

@@ -1,0 +1,97 @@
+"""Orders by scores that the user brings: curricula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heeler.herding.rules.recipe import Recipe
+from heeler.herding.rules.static import StaticRule
+from heeler.herding.subset import Subset
+from heeler.herding.validate import IntArray, as_numpy
+
+Scores = Any
+"""(N,) numbers, or a function of the epoch that returns them."""
+
+
+def order_by(scores: Any) -> Recipe:
+    """An order for `Sampler(order=...)`: examples by score, the lowest first; equal ones shuffled anew every epoch.
+
+        sampler = heeler.Sampler(dataset, batch_size=64, order=heeler.order_by(lengths))
+
+    Args:
+        scores: (N,) numbers, one per example of the dataset: a list, array or CPU tensor. For the highest first give
+            `-scores`. Or a function that takes the epoch's number, 0 for the first, and returns them; it is called once
+            per epoch, and in a process group it must return the same on all ranks. They are no part of the saved state:
+            give them again after a restart.
+    """
+    if not callable(scores):
+        scores = _checked(scores)
+    return _ByScores(ByScore, {"scores": scores})
+
+
+class ByScore(StaticRule):
+    """Ascending scores, each worker's own examples by themselves. See `order_by`."""
+
+    def __init__(self, examples: int, dim: int | None = None, *, scores: Scores, **common: Any) -> None:
+        self._scores = scores
+        super().__init__(examples, dim, **common)
+
+    def _first_order(self) -> IntArray:
+        return self._sorted(0)
+
+    def _close(self) -> IntArray:
+        return self._sorted(self.epoch + 1)
+
+    def _sorted(self, epoch: int) -> IntArray:
+        scores = _checked(self._scores(epoch) if callable(self._scores) else self._scores)
+        if scores.size != self.examples:
+            raise ValueError(
+                f"there are {scores.size} scores for {self.examples} examples: give one per example, in the dataset's "
+                "order"
+            )
+        order = self._shuffled()
+        for shard in self._shards():
+            order[shard] = order[shard][np.argsort(scores[order[shard]], kind="stable")]
+        return order
+
+
+class _ByScores(Recipe):
+    def within(self, subset: Subset) -> Recipe:
+        """Scores are given for the whole dataset."""
+        if subset.numbers is None:
+            return self
+        scores = self.options["scores"]
+        if not callable(scores):
+            return _ByScores(self.kind, {"scores": subset.taken(scores, "scores")})
+        return _ByScores(self.kind, {"scores": _Taken(scores, subset)})
+
+
+class _Taken:
+    """The scores of a subset."""
+
+    def __init__(self, scores: Callable[[int], Any], subset: Subset) -> None:
+        self._scores, self._subset = scores, subset
+
+    def __call__(self, epoch: int) -> Any:
+        return self._subset.taken(_checked(self._scores(epoch)), "scores")
+
+
+def _checked(scores: Any) -> NDArray[Any]:
+    if isinstance(scores, str | int | float) or not hasattr(scores, "__len__"):
+        raise TypeError(
+            f"scores must be a list, array or tensor with one number per example, or a function of the epoch that "
+            f"returns one, got {type(scores).__name__}"
+        )
+    found = as_numpy(scores, "scores")
+    if found.ndim != 1 or found.dtype.kind not in "biuf":
+        raise ValueError(f"scores must hold one number per example, got {found.dtype} of shape {found.shape}")
+    if found.dtype.kind == "f" and np.isnan(found).any():
+        raise ValueError(
+            f"{np.isnan(found).sum()} scores are NaN, which have no place in an order: give such examples a number, or "
+            "train without them, Sampler(subset=...)"
+        )
+    return found.copy()

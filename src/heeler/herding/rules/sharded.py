@@ -1,0 +1,109 @@
+"""Rules for examples that lie in shards, of which a reader has few open at a time: see `heeler.herding.sharded`.
+
+They have no names of their own: for a `heeler.streams.Stream`, `Sampler(order="herd")` and `"random"` take these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from heeler.herding.rules.base import BaseRule
+from heeler.herding.rules.herd import Herd
+from heeler.herding.rules.recipe import Recipe
+from heeler.herding.rules.static import Random
+from heeler.herding.sharded import OPEN, check_sizes, sharded_order
+from heeler.herding.solver import Solution
+from heeler.herding.subset import Subset
+from heeler.herding.validate import IntArray
+
+
+class _Sharded(BaseRule):
+    """A rule whose orders suit the readers of shards. `portions` is the number of ranks.
+
+    Args:
+        sizes: (S,) examples of each shard.
+        readers: loader workers of each rank.
+        accumulate: loader batches per step.
+        open_shards: the shards whose examples a reader can hold.
+    """
+
+    def __init__(
+        self,
+        examples: int,
+        dim: int | None = None,
+        *,
+        sizes: Any,
+        readers: int = 1,
+        accumulate: int = 1,
+        open_shards: int = OPEN,
+        **common: Any,
+    ) -> None:
+        self.sizes, self.readers, self.accumulate = check_sizes(sizes), readers, accumulate
+        self.open_shards = open_shards
+        if self.sizes.sum() != examples:
+            raise ValueError(f"the shards hold {self.sizes.sum()} examples, but {examples} are to be ordered")
+        super().__init__(examples, dim, **common)
+        if self.workers > 1:
+            raise ValueError(
+                "workers with examples of their own each make a rule for their own shards: leave shard_sizes out"
+            )
+
+    def _first_order(self) -> IntArray:
+        return self._sharded(None, self._rng).order
+
+    def _sharded(self, vectors: Any, rng: np.random.Generator, seen: Any = None) -> Solution:
+        return sharded_order(
+            self.sizes,
+            vectors,
+            batch_size=self.batch_size // self.portions,
+            ranks=self.portions,
+            workers=self.readers,
+            accumulate=self.accumulate,
+            open_shards=self.open_shards,
+            seed=rng,
+            seen=seen,
+        )
+
+
+class ShardedRandom(_Sharded, Random):
+    """Random orders of shards, and of what their readers hold: what streaming libraries do."""
+
+    def _close(self) -> IntArray:
+        return self._sharded(None, self._rng).order
+
+
+class ShardedHerd(_Sharded, Herd):
+    """`herd` for shards. Each worker with examples of its own orders them by itself."""
+
+    coordinates_shards = False
+    uses_strata = False
+
+    def _solve(self, rng: np.random.Generator) -> Solution:
+        return self._sharded(self.table.rows, rng, self.table.seen)
+
+
+RULES: dict[str, type[Any]] = {"herd": ShardedHerd, "random": ShardedRandom}
+
+
+def sharded(order: str, sizes: Any, readers: int = 1, accumulate: int = 1, open_shards: int = OPEN) -> Recipe:
+    """The rule that stands for `order` where examples lie in shards."""
+    if order not in RULES:
+        raise ValueError(
+            f"order={order!r} takes examples from all shards at once, and a stream has few of them open: use "
+            f"{' or '.join(map(repr, RULES))} for a stream, or give the sampler a dataset that reads any example by "
+            "its number"
+        )
+    options = {"sizes": check_sizes(sizes), "readers": readers, "accumulate": accumulate, "open_shards": open_shards}
+    return _Shards(RULES[order], options)
+
+
+class _Shards(Recipe):
+    def within(self, subset: Subset) -> Recipe:
+        """Of each shard, as many examples as were chosen."""
+        if subset.numbers is None:
+            return self
+        ends = np.cumsum(self.options["sizes"])
+        counts = np.diff(np.searchsorted(subset.numbers, ends), prepend=0)
+        return _Shards(self.kind, {**self.options, "sizes": counts})
