@@ -150,7 +150,8 @@ class ReselectingSession(Session):
         self._whole, self._part_length = whole, len(self.indices)
 
     def _part(self, whole: Setup, choice: Choice) -> Course:
-        subset = Subset(whole.subset.length, self._own(choice)._asdict())
+        own = self._own(choice)
+        subset = Subset(whole.subset.length, {"indices": own.indices, "weights": own.weights})
         strata = None if whole.strata is None else strata_within(whole.strata, subset.numbers)
         seed = int(np.random.SeedSequence([whole.seed, self._turn]).generate_state(1)[0])  # no two subsets alike
         setup = replace(whole, subset=subset, strata=strata, seed=seed)
