@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heeler.notices import warn
 from heeler.sketch.batch import first_tensor
@@ -92,9 +92,17 @@ def look(key: str) -> int:
 
 
 @_runs_while_tracing
+def meet_root(key: str) -> int:
+    """The model's own hooks are being traced: nobody will be told as its forwards begin."""
+    _REGISTRY[key].count_backwards()
+    return 0
+
+
+@_runs_while_tracing
 def lend_leaf(key: str) -> int:
     """An eager pass has a leaf for the compiled code in it, and so does every one from now on."""
     recorder = _REGISTRY[key]
+    recorder.is_compiled = True
     if recorder.current is not None and recorder.current.leaf is None:
         recorder.needs_leaves = True
         recorder.lend_leaf(recorder.current)
@@ -167,6 +175,9 @@ class _Before(ModelHook):
         if found is None or not found.shape[recorder.batch_dim]:
             return
         rows = found.shape[recorder.batch_dim]
+        if not recorder.sketching:
+            recorder.count(module._orig_mod, rows, found)
+            return
         if recorder.checks.untested:
             recorder.checks.test_layouts(module._orig_mod, args, kwargs, found, rows)
         recorder.begin_compiled(rows, found)
@@ -180,12 +191,61 @@ class _After(ModelHook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         recorder = self.recorder
-        wanted = recorder.enabled and recorder.sketching and not recorder.lost and recorder.checks.dye is None
+        wanted = recorder.tapping and not recorder.lost and recorder.checks.dye is None
         if wanted and torch.is_grad_enabled() and recorder.current is None:
             raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
 
 
 def watch(wrapper: nn.Module, recorder: Recorder) -> list[Any]:
-    """Hooks outside the compiled region."""
-    before = wrapper.register_forward_pre_hook(_Before(recorder), with_kwargs=True)
-    return [before, wrapper.register_forward_hook(_After(recorder))]
+    """Hooks outside the compiled region.
+
+    Where the compiler traces the forward alone, and not the hooks around it, those on the model itself are outside
+    already, and open its passes.
+    """
+    hooks = [wrapper.register_forward_hook(_After(recorder))]
+    if not _runs_hooks_outside(wrapper):
+        recorder.hears_forwards = True
+        hooks.append(wrapper.register_forward_pre_hook(_Before(recorder), with_kwargs=True))
+    return hooks
+
+
+def _runs_hooks_outside(wrapper: Any) -> bool:
+    """Whether what `torch.compile(model)` calls is the model, whose own code then is the first to be compiled.
+
+    It is another function where the forward is torch's own, as with `nn.Sequential`.
+    """
+    called = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
+    return getattr(called, "__self__", None) is wrapper._orig_mod
+
+
+class BackwardCounter:
+    """Counts backwards where nobody is told of forwards: see `SketchListener.forward_counted`.
+
+    By a hook on the node that adds to one parameter's `.grad`, which no compiled code holds.
+    """
+
+    def __init__(self, recorder: Recorder, parameter: nn.Parameter) -> None:
+        self._recorder = weakref.ref(recorder)
+        with torch.enable_grad():
+            self._node: Any = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # autograd holds it weakly
+        self._handle = self._node.register_prehook(self)
+
+    def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
+        recorder = self._recorder()
+        if recorder is not None and recorder.enabled and not recorder.sketching:
+            recorder.listener.forward_counted(None, None)
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def forget_sizes() -> None:
+    """Have the next variant compiled as the first one was: for the sizes it meets, before it is for sizes that vary.
+
+    The compiler remembers which sizes have varied and does not try fixed ones again: after an epoch with a smaller last
+    batch, the untapped variant would be slower code than the plain model's. It costs other functions one compilation
+    at most.
+    """
+    pgo = sys.modules.get("torch._dynamo.pgo")
+    if pgo is not None:
+        pgo.reset_code_state()

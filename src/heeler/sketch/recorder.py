@@ -112,7 +112,16 @@ class Recorder:
         self.key = compiled.enrol(self)
         self.enabled = True
         self.sketching = True
-        """False: eager forwards are counted, not sketched."""
+        """False: forwards are counted, not sketched."""
+        self.tapping = True
+        """Both. The one flag that compiled code is guarded by: it has a tapped variant and an untapped one."""
+        self.is_compiled = False
+        """There is compiled code of the model, or will be."""
+        self.hears_forwards = False
+        """Somebody outside the compiled code is told as its forwards begin."""
+        self._counter: compiled.BackwardCounter | None = None
+        self._variants = {True}
+        """Values of `sketching` so far."""
         self.current: Slot | None = None
         self.lost = False
         """The newest forward's batch could not be told, so it has no pass."""
@@ -153,17 +162,62 @@ class Recorder:
                 "Pass batch_dim=lambda args, kwargs: batch_size"
             )
 
-    def check_again(self) -> None:
-        """Look once more: what held in one epoch need not hold in the next."""
-        self.checks.again()
-        if self.slots:  # compiled code cannot say that it begins
-            self.checks.look(self.device)
+    def enable(self, value: bool) -> None:
+        """False: forwards from now on are neither sketched nor counted."""
+        self.enabled, self.tapping = value, value and self.sketching
+        if not value and self.slots:  # compiled code cannot say that it runs untapped
+            self.checks.taint()
+
+    def sketch(self, value: bool) -> None:
+        """False: forwards from now on are counted and not sketched."""
+        was, self.sketching, self.tapping = self.sketching, value, value and self.enabled
+        if value not in self._variants and self.is_compiled:
+            compiled.forget_sizes()
+        self._variants.add(value)
+        if not value:  # a look that is not through would miss the parts of forwards that nobody taps
+            self.checks.close()
+            return
+        self.checks.again()  # what held in one epoch need not hold in the next
+        if not self.slots:
+            return
+        if not was:
+            self._forget_forwards()
+            self.checks.taint()  # the first backward may be of a forward that ran untapped
+        self.checks.look(self.device)  # compiled code cannot say that it begins
+
+    def _forget_forwards(self) -> None:
+        """Compiled forwards whose gradients have not come by now have none: later ones take the first slot again."""
+        self.stamps.clear()
+        self.depth = 0
+        for slot in self.slots:
+            slot.taken = slot.stale = False
 
     def _settle(self, owner: Pass, total: Tensor | None, fill: float) -> None:
         """File what was looked at, or rows of `fill` where nothing is left."""
         if total is None:
             total = torch.full((owner.examples.batch, self.dim), fill, device=self.device)
         self._file(owner, total)
+
+    def count(self, model: nn.Module, batch: int, found: Tensor | None) -> None:
+        """A forward begins that is not sketched."""
+        if (model.training or self.trains_in_eval) and not _is_rerun():
+            self.listener.forward_counted(batch, found)
+
+    def count_backwards(self) -> None:
+        """The model's own hooks are compiled: forwards that are not sketched are counted as their backwards come."""
+        self.is_compiled = True
+        if self._counter is None and not self.hears_forwards:
+            covered = [p for layer in self.layers for p in layer.now().values() if p.requires_grad]
+            if covered:
+                self._counter = compiled.BackwardCounter(self, covered[-1])
+
+    def detach(self) -> None:
+        """Nothing more is sketched, checked or counted."""
+        self.checks.close()
+        self.current = None
+        if self._counter is not None:
+            self._counter.remove()
+            self._counter = None
 
     # Eager passes
 
@@ -326,6 +380,15 @@ class Recorder:
             insort(self._finished, owner, key=lambda p: p.order)
         else:
             owner.sketch = owner.sketch + sketch
+
+
+def _is_rerun() -> bool:
+    """Whether a checkpoint runs a forward again, in backward, that has run with gradients before.
+
+    The reentrant kind runs it without gradients first; the other kind has hooks on what is saved.
+    """
+    in_backward = torch._C._current_graph_task_id() != -1
+    return in_backward and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _unscaled(sketch: Tensor, scaler: Any) -> Tensor:
