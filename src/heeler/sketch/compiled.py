@@ -227,7 +227,8 @@ class BackwardCounter:
     def __init__(self, recorder: Recorder, parameter: nn.Parameter) -> None:
         self._recorder = weakref.ref(recorder)
         with torch.enable_grad():
-            self._node: Any = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # autograd holds it weakly
+            view: Any = parameter.view_as(parameter).grad_fn
+        self._node = view.next_functions[0][0]  # autograd holds it weakly
         self._handle = self._node.register_prehook(self)
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:

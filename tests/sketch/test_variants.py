@@ -1,0 +1,169 @@
+"""Compiled code has two variants, guarded by one flag: tapped, and untapped, which is the plain model's code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config as functorch
+from torch import Tensor, nn
+from torch._dynamo.testing import AotEagerAndRecordGraphs
+from torch.nn import functional as F
+
+from heeler.sketch import Sketcher
+
+from .nets import Heard
+
+# The compiler's own doing, as in test_compile.py.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd:UserWarning"),
+]
+WAYS = [
+    ("Own", "compile, attach"),
+    ("Own", "attach, compile"),
+    ("Own", "in place"),
+    ("Own", "attach, in place"),
+    ("Own", "parts"),
+    ("Own", "function"),
+    ("containers", "compile, attach"),  # the compiler traces the hooks of the model itself, too
+    ("containers", "attach, compile"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(8, 16), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.up(x)).relu()  # type: ignore[no-any-return]
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Block(), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+def containers() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+class Compiled:
+    """A model that was compiled and attached in one of many ways, and the graphs that were made of it."""
+
+    def __init__(self, make: Callable[[], nn.Module], way: str, attached: bool = True) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        self.model, self.backend, self.heard = make(), AotEagerAndRecordGraphs(), Heard()
+        self.sketcher: Any = None
+        self.run: Any = self.model
+        if attached and way.startswith("attach"):
+            self._attach()
+        if way.endswith("in place"):
+            self.model.compile(backend=self.backend)
+        elif way == "parts":
+            self.model.body.compile(backend=self.backend)  # type: ignore[operator, union-attr]
+        elif way == "function":
+            self.run = torch.compile(lambda x: self.model(x).sin(), backend=self.backend)
+        else:
+            self.run = torch.compile(self.model, backend=self.backend)
+        if attached and self.sketcher is None:
+            self._attach()
+
+    def _attach(self) -> None:
+        model = self.run if isinstance(self.run, nn.Module) else self.model
+        self.sketcher = Sketcher(model, self.heard, dim=16, layers="all")
+
+    def step(self, rows: int, parts: int = 1) -> int:
+        """A training step; how many rows were sketched."""
+        for _ in range(parts):
+            F.cross_entropy(self.run(torch.randn(rows, 8)), torch.arange(rows) % 3).backward()
+        return 0 if self.sketcher is None else len(self.sketcher.pop())
+
+    def evaluate(self, rows: int) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            self.run(torch.randn(rows, 8))
+        self.model.train()
+
+    def epoch(self, evaluates: bool = True) -> list[int]:
+        """Two full batches, a smaller last one, and an evaluation."""
+        found = [self.step(6), self.step(6), self.step(4)]
+        if evaluates:
+            self.evaluate(5)
+        return found
+
+    def graphs(self, since: tuple[int, int] = (0, 0)) -> list[list[str]]:
+        """The operators of every graph, forwards' and then backwards'."""
+        both = [*self.backend.fw_graphs[since[0] :], *self.backend.bw_graphs[since[1] :]]
+        return [[str(node.target) for node in g.graph.nodes if node.op == "call_function"] for g in both]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many forwards and backwards were compiled; evaluations have no backward."""
+        return len(self.backend.fw_graphs), len(self.backend.bw_graphs)
+
+
+@pytest.mark.parametrize(("kind", "way"), WAYS)
+def test_each_variant_is_compiled_once_and_the_untapped_one_is_the_plain_model(kind: str, way: str) -> None:
+    """Once for full batches, and once for the smaller last one, as the plain model is."""
+    make = {"Own": Own, "containers": containers}[kind]
+    plain = Compiled(make, way, attached=False)
+    plain.epoch(evaluates=False)
+    once = plain.counts
+    expected = plain.graphs()
+    plain.epoch()
+    run = Compiled(make, way)
+    assert run.epoch() == [6, 6, 4]
+    tapped = run.counts
+    assert tapped == plain.counts
+    assert all(a != b for a, b in zip(run.graphs()[-once[1] :], plain.graphs()[-once[1] :], strict=True))
+    run.sketcher.sketching = False
+    assert run.epoch() == [0, 0, 0]
+    assert run.graphs(tapped) == expected
+    both = run.counts
+    for sketching in (True, False, True):
+        run.sketcher.sketching = sketching
+        assert run.epoch() == ([6, 6, 4] if sketching else [0, 0, 0])
+    run.sketcher.enabled = False  # paused: that is the untapped variant, too
+    assert run.epoch() == [0, 0, 0]
+    assert run.counts == both
+
+
+def _generated(attached: bool, layers: Any = None) -> list[str]:
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    run, x = torch.compile(Own()), torch.randn(6, 8)
+    if attached:
+        sketcher = Sketcher(run, dim=16, layers=layers)
+        run(x).sum().backward()
+        sketcher.sketching = False
+    _, codes = run_and_get_code(lambda: run(x).sum().backward())
+    return [re.sub(r"AOT ID: \['\d+", "AOT ID: ['", code) for code in codes]
+
+
+def test_the_generated_code_of_the_untapped_variant_is_the_plain_models() -> None:
+    """To the letter, where the model's own input goes to no tapped layer: hooks there change the arguments' order."""
+    with torch._inductor.config.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+        plain = _generated(attached=False)
+        assert _generated(attached=True, layers=lambda name, module: name == "head") == plain
+    assert len(plain) == 2
