@@ -129,10 +129,12 @@ class Filing:
         """Start a finished pass on its way to the host. From a GPU its inputs' prints go along with the sketches."""
         rows = sketches
         if sketches.is_cuda:
-            prints = torch.zeros(len(sketches), PRINT, device=sketches.device)
-            if stamp.prints is not None:
-                prints[:, : stamp.prints.shape[1]] = stamp.prints.to(sketches.device)
-            rows, stamp.carried = torch.cat([sketches, prints], 1), True
+            # Each operation is a launch, and a small model's step has few.
+            width = 0 if stamp.prints is None else stamp.prints.shape[1]
+            parts = [sketches] if stamp.prints is None else [sketches, stamp.prints.to(sketches.device, sketches.dtype)]
+            if width < PRINT:
+                parts.append(sketches.new_zeros(len(sketches), PRINT - width))
+            rows, stamp.carried = torch.cat(parts, 1), True
         self._stamps[self._serial] = stamp
         self._host_copy.send((self._serial << _ROW_BITS) + np.arange(len(rows)), rows)
         self._serial += 1

@@ -28,6 +28,8 @@ from heeler.sketch.examples import Examples, Sums, current_stream
 from heeler.sketch.listener import SketchListener
 from heeler.sketch.tapped_layer import TappedLayer
 
+SIZES = 8
+"""Batch sizes whose leaves are kept."""
 SLOTS = 4
 """Forwards of a compiled model before one backward that are kept apart; each depth is compiled once."""
 
@@ -130,8 +132,8 @@ class Recorder:
         """A root forward is under way."""
         self.needs_leaves = False
         """There is compiled code inside the eager forward: it finds its leaf when it runs."""
-        self._spare: list[tuple[Tensor, _Collector]] = []
-        """Leaves that such passes have done with: CUDA graphs want to see the same ones again."""
+        self._spare: dict[int, list[tuple[Tensor, _Collector]]] = {}
+        """Leaves that such passes have done with, by their rows: CUDA graphs want to see the same ones again."""
         self.slots: list[Slot] = []
         self.capacity = "0"
         """Rows of the slots' leaves; a string, since torch.compile would turn a number that changes into a symbol."""
@@ -267,19 +269,21 @@ class Recorder:
 
     def lend_leaf(self, slot: Slot) -> None:
         """Give the compiled code in an eager pass its leaf, one that it has seen before if there is one."""
-        batch, spare = slot.examples.batch, self._spare
-        if spare and spare[0][1].rows == batch:
-            slot.leaf, collector = spare.pop(0)
+        batch = slot.examples.batch
+        if self._spare.get(batch):
+            slot.leaf, collector = self._spare[batch].pop(0)
             collector.owner = slot.owner
             return
-        spare.clear()
+        if len(self._spare) >= SIZES:
+            self._spare.clear()
         slot.leaf = self._static_leaf(batch)
         slot.leaf.register_post_accumulate_grad_hook(_Collector(self, slot.owner, batch))
 
     def take_back(self, leaf: Tensor, collector: _Collector) -> None:
         """A leaf has its gradient: the next pass may have it."""
-        if all(leaf is not other for other, _ in self._spare):
-            self._spare.append((leaf, collector))
+        spare = self._spare.setdefault(collector.rows, [])
+        if all(leaf is not other for other, _ in spare):
+            spare.append((leaf, collector))
 
     def _static_leaf(self, rows: int) -> Tensor:
         leaf = torch.empty(rows, self.dim, device=self.device)  # nobody reads the values
@@ -335,17 +339,22 @@ class Recorder:
                     slot.stale = False
                     stamped = bool(self.stamps)
                     slot.owner.stamp = self.stamps.pop(0) if stamped else self.listener.forward_begins(slot.batch, None)
-        self.collect(self.slots[index].owner, leaf)
+        self.collect(self.slots[index].owner, leaf, compiled=True)
 
     # Both
 
-    def collect(self, owner: Pass, leaf: Tensor) -> None:
-        """Take the gradient that a backward has just left in `leaf`."""
+    def collect(self, owner: Pass, leaf: Tensor, compiled: bool) -> None:
+        """Take the gradient that a backward has just left in `leaf`.
+
+        compiled: it may lie in the memory of a CUDA graph, whose next replay writes there again.
+        """
         grad, leaf.grad = leaf.grad, None
         if grad is None or owner.popped:
             return
         if grad.shape[0] != owner.examples.batch:
             grad = grad[: owner.examples.batch]
+        if compiled:
+            grad = grad.clone()
         if self.checks.check is not None:
             self.checks.check.add_leaf(owner, grad)
         else:
@@ -415,7 +424,7 @@ class _Collector:
         if recorder is None:
             leaf.grad = None
             return
-        recorder.collect(self.owner, leaf)
+        recorder.collect(self.owner, leaf, compiled=bool(self.rows))
         if self.rows:
             recorder.take_back(leaf, self)
 
