@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from heeler.sketch import Sketcher
 
@@ -226,3 +227,106 @@ def _oracle(model: nn.Module, x: Tensor) -> Tensor:
         rows.append(torch.cat([g.flatten() for g in gradients(model)]))
     model.zero_grad()
     return torch.stack(rows)
+
+
+@pytest.mark.parametrize(("kind", "way"), [*WAYS, ("containers", "in place")])
+def test_untapped_forwards_are_counted_once(kind: str, way: str) -> None:
+    """By the forward, with its rows, or by the backward, without them, where nobody is told of compiled forwards."""
+    run = Compiled({"Own": Own, "containers": containers}[kind], way)
+    by_backward = way == "function" or (kind, way) == ("containers", "attach, compile")
+    run.step(6)
+    run.sketcher.sketching = False
+    run.heard.heard.clear()
+    run.step(6, parts=2)
+    run.evaluate(6)
+    run.sketcher.enabled = False
+    run.step(6)
+    run.sketcher.enabled = True
+    assert run.heard.heard == ["None counted" if by_backward else "6 counted"] * 2
+    run.sketcher.sketching = True
+    run.heard.heard.clear()
+    assert run.step(6) == 6
+    assert run.heard.heard == ["6 begin"]
+    run.sketcher.detach()
+    run.sketcher.sketching = False
+    run.heard.heard.clear()
+    run.step(6)
+    assert run.heard.heard == []
+
+
+@pytest.mark.parametrize(("kind", "way"), [("Own", "compile, attach"), ("containers", "compile, attach"), WAYS[2]])
+def test_switching_between_a_forward_and_its_backward(kind: str, way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Loops that fetch the next batch there begin the next epoch there, too."""
+    run = Compiled({"Own": Own, "containers": containers}[kind], way)
+    x = torch.randn(6, 8)
+    for _ in range(2):
+        run.step(6)
+    late = run.run(x)
+    run.sketcher.sketching = False
+    late.square().sum().backward()
+    assert len(run.sketcher.pop()) == 6  # it was tapped
+    run.step(6)
+    counts = run.counts
+    late = run.run(x)
+    run.sketcher.sketching = True
+    late.square().sum().backward()
+    assert len(run.sketcher.pop()) == 0  # it was not, and nobody takes that for an error
+    run.run(x)  # its graph dies, in the last forward of a sketched epoch
+    run.sketcher.sketching = False
+    run.step(6)
+    run.sketcher.sketching = True
+    for _ in range(4):
+        assert run.step(6) == 6
+    assert not run.sketcher.left_out
+    assert run.counts == counts
+    assert not [record for record in caplog.records if record.levelname == "WARNING" and record.name == "heeler"]
+
+
+@pytest.mark.parametrize("outside", ["compiled", "ddp"])
+def test_variants_under_data_parallelism(outside: str, tmp_path: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        backend, model, heard = AotEagerAndRecordGraphs(), Own(), Heard()
+        run: Any
+        if outside == "ddp":
+            model.compile(backend=backend)
+            run = DistributedDataParallel(model)
+        else:
+            run = torch.compile(DistributedDataParallel(model), backend=backend)
+        sketcher, x = Sketcher(run, heard, dim=16, layers="all"), torch.randn(6, 8)
+        counts = []
+        for sketching in (True, False, True, False):
+            sketcher.sketching = sketching
+            for _ in range(2):
+                run(x).square().sum().backward()
+            assert len(sketcher.pop()) == (12 if sketching else 0)
+            counts.append(len(backend.fw_graphs))
+        assert counts[1] == counts[3]
+        assert not sketcher.left_out
+        assert heard.heard.count("6 counted") + heard.heard.count("None counted") == 4
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["Own", "containers"])
+def test_cuda_graphs(kind: str) -> None:
+    """The real ones: sketches are right in every sketched epoch, whenever they are popped, and gradients stay."""
+    torch.manual_seed(0)
+    model: nn.Module = {"Own": Own, "containers": containers}[kind]().cuda()
+    batches = [torch.randn(6, 8, device="cuda") for _ in range(6)]
+    expected = [_oracle(model, x) for x in batches]
+    sketcher = Sketcher(model, layers="all", exact=True)
+    run = torch.compile(model, mode="reduce-overhead")
+    for epoch in range(6):
+        sketcher.sketching = epoch % 2 == 0
+        for x, want in zip(batches, expected, strict=True):
+            run(x).square().sum(1).mean().backward()
+            assert relative_error(torch.cat([g.flatten() for g in gradients(model)]), want.mean(0)) < 1e-2
+            model.zero_grad()
+        found = [sketch for _, sketch in sketcher.pop_passes()]
+        assert len(found) == (len(batches) if epoch % 2 == 0 else 0)
+        for got, want in zip(found, expected, strict=False):
+            assert relative_error(got, want) < 1e-2
+    assert not sketcher.left_out

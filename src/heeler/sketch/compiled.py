@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from heeler.notices import warn
-from heeler.sketch.batch import first_tensor
 from heeler.sketch.model_hook import ModelHook
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+BatchOf = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Tensor | None, int | None]]
 
 
 class HooksNotTraced(RuntimeError):
@@ -161,26 +161,30 @@ def _entry_codes(model: Any) -> list[Any]:
 
 
 class _Before(ModelHook):
-    """Outside the compiled code: try the layouts out, stamp the pass, and forget the last one."""
+    """Outside the compiled code: try the layouts out, stamp the pass or count it, and forget the last one.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    batch_of: (args, kwargs) → the tensor that holds the batch, if one does, and the batch's size, if it can be told.
+    """
+
+    def __init__(self, recorder: Recorder, batch_of: BatchOf) -> None:
+        self.recorder, self.batch_of = recorder, batch_of
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder = self.recorder
         recorder.current = None
+        recorder.announced = False
         if not (recorder.enabled and torch.is_grad_enabled() and recorder.checks.dye is None):
             return
-        found = first_tensor((args, kwargs), recorder.batch_dim + 1)
-        if found is None or not found.shape[recorder.batch_dim]:
+        found, rows = self.batch_of(args, kwargs)
+        if not rows:
             return
-        rows = found.shape[recorder.batch_dim]
         if not recorder.sketching:
             recorder.count(module._orig_mod, rows, found)
-            return
-        if recorder.checks.untested:
-            recorder.checks.test_layouts(module._orig_mod, args, kwargs, found, rows)
-        recorder.begin_compiled(rows, found)
+        else:
+            if recorder.checks.untested:
+                recorder.checks.test_layouts(module._orig_mod, args, kwargs, found, rows)
+            recorder.begin_compiled(rows, found)
+        recorder.announced = True
 
 
 class _After(ModelHook):
@@ -191,31 +195,17 @@ class _After(ModelHook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         recorder = self.recorder
+        recorder.announced = False
         wanted = recorder.tapping and not recorder.lost and recorder.checks.dye is None
         if wanted and torch.is_grad_enabled() and recorder.current is None:
             raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
 
 
-def watch(wrapper: nn.Module, recorder: Recorder) -> list[Any]:
-    """Hooks outside the compiled region.
-
-    Where the compiler traces the forward alone, and not the hooks around it, those on the model itself are outside
-    already, and open its passes.
-    """
-    hooks = [wrapper.register_forward_hook(_After(recorder))]
-    if not _runs_hooks_outside(wrapper):
-        recorder.hears_forwards = True
-        hooks.append(wrapper.register_forward_pre_hook(_Before(recorder), with_kwargs=True))
-    return hooks
-
-
-def _runs_hooks_outside(wrapper: Any) -> bool:
-    """Whether what `torch.compile(model)` calls is the model, whose own code then is the first to be compiled.
-
-    It is another function where the forward is torch's own, as with `nn.Sequential`.
-    """
-    called = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
-    return getattr(called, "__self__", None) is wrapper._orig_mod
+def watch(wrapper: nn.Module, recorder: Recorder, batch_of: BatchOf) -> list[Any]:
+    """Hooks outside the compiled region."""
+    recorder.hears_forwards = True
+    before = wrapper.register_forward_pre_hook(_Before(recorder, batch_of), with_kwargs=True)
+    return [before, wrapper.register_forward_hook(_After(recorder))]
 
 
 class BackwardCounter:

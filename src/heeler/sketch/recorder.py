@@ -121,6 +121,8 @@ class Recorder:
         """There is compiled code of the model, or will be."""
         self.hears_forwards = False
         """Somebody outside the compiled code is told as its forwards begin."""
+        self.announced = False
+        """The forward under way was, and may run the model's own hooks outside the compiled code, too."""
         self._counter: compiled.BackwardCounter | None = None
         self._variants = {True}
         """Values of `sketching` so far."""
@@ -202,7 +204,9 @@ class Recorder:
 
     def count(self, model: nn.Module, batch: int, found: Tensor | None) -> None:
         """A forward begins that is not sketched."""
-        if (model.training or self.trains_in_eval) and not _is_rerun():
+        if self.announced:
+            self.announced = False
+        elif (model.training or self.trains_in_eval) and not _is_rerun():
             self.listener.forward_counted(batch, found)
 
     def count_backwards(self) -> None:
@@ -225,7 +229,8 @@ class Recorder:
 
     def open(self, model: nn.Module, batch: int, shapes: list[torch.Size], found: Tensor | None) -> None:
         """Start an eager pass of `batch` examples."""
-        stamp = self.listener.forward_begins(batch, found)
+        stamp = self.stamps.pop() if self.announced else self.listener.forward_begins(batch, found)
+        self.announced = False
         slot = Slot(None, self._new_pass(batch, shapes))
         slot.owner.stamp, slot.owner.in_eval, slot.owner.spoiled = stamp, not model.training, not self.checks.can_split
         self.checks.look(self.device)
@@ -292,7 +297,7 @@ class Recorder:
 
     # Compiled passes
 
-    def begin_compiled(self, batch: int, found: Tensor) -> None:
+    def begin_compiled(self, batch: int, found: Tensor | None) -> None:
         """A compiled forward is about to run: its stamp waits for the first gradient."""
         self.stamps.append(self.listener.forward_begins(batch, found))
         del self.stamps[:-SLOTS]

@@ -42,8 +42,7 @@ class BeginHook(ModelHook):
         if not recorder.enabled:
             recorder.checks.taint()
             return
-        found = self._find(args, kwargs)
-        batch = self._batch_size(args, kwargs, found)
+        found, batch = self.batch_of(args, kwargs)
         if not batch:
             self._lose(batch)
             return
@@ -63,8 +62,7 @@ class BeginHook(ModelHook):
     def _begin_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The same where the compiler traces it together with the forward, for the tapped variant."""
         recorder = self.recorder
-        found = self._find(args, kwargs)
-        batch = self._batch_size(args, kwargs, found)
+        found, batch = self.batch_of(args, kwargs)
         if not batch:
             self._lose(batch)
             return
@@ -79,29 +77,28 @@ class BeginHook(ModelHook):
         compiled.look(recorder.key)
         recorder.open_traced(batch, [] if found is None else [found.shape])
 
-    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """The first tensor among the arguments that holds the batch."""
+    def batch_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int | None]:
+        """The first tensor among the arguments that can hold the batch, and the batch's size; None where there is none.
+
+        Where the size cannot be told, the forward has no sketch, and the training step goes on.
+        """
         found = args[0] if args else None  # nearly always; the search costs as much as all the rest
         if not isinstance(found, Tensor) or found.ndim <= self.recorder.batch_dim:
             found = first_tensor((args, kwargs), self.recorder.batch_dim + 1)
-        return found
+        if self.size_of is None:
+            return found, None if found is None else found.shape[self.recorder.batch_dim]
+        if torch.compiler.is_compiling():
+            return found, self.size_of(args, kwargs)
+        try:
+            return found, self.size_of(args, kwargs)
+        except Exception:
+            return found, None
 
     def _lose(self, batch: int | None) -> None:
         """This forward has no pass: its batch is empty, or (None) cannot be told."""
         self.recorder.current, self.recorder.lost = None, batch is None
         if batch is None:
             compiled.warn_of_lost_batch(self.recorder.key)
-
-    def _batch_size(self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Tensor | None) -> int | None:
-        """None where it cannot be told: then this forward has no sketch, and the training step goes on."""
-        if self.size_of is None:
-            return None if found is None else found.shape[self.recorder.batch_dim]
-        if torch.compiler.is_compiling():
-            return self.size_of(args, kwargs)
-        try:
-            return self.size_of(args, kwargs)
-        except Exception:
-            return None
 
 
 class EndHook(ModelHook):

@@ -116,7 +116,7 @@ class Sketcher:
             hook = LayerHook(self._recorder, layer)
             self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
         if root is not model:
-            self._handles += compiled.watch(model, self._recorder)
+            self._handles += compiled.watch(model, self._recorder, begin.batch_of)
 
     @property
     def enabled(self) -> bool:
