@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch
-from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import AotEagerAndRecordGraphs
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,8 +29,6 @@ pytestmark = [
 ]
 WAYS = [
     ("Own", "compile, attach"),
-    ("Own", "attach, compile"),
-    ("Own", "in place"),
     ("Own", "attach, in place"),
     ("Own", "parts"),
     ("Own", "function"),
@@ -52,7 +50,8 @@ class Block(nn.Module):
         self.up, self.norm = nn.Linear(8, 16), nn.LayerNorm(16)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.up(x)).relu()  # type: ignore[no-any-return]
+        out: Tensor = self.norm(self.up(x)).relu()
+        return out
 
 
 class Own(nn.Module):
@@ -83,9 +82,15 @@ class Compiled:
         if way.endswith("in place"):
             self.model.compile(backend=self.backend)
         elif way == "parts":
-            self.model.body.compile(backend=self.backend)  # type: ignore[operator, union-attr]
+            body: Any = self.model.body
+            body.compile(backend=self.backend)
         elif way == "function":
-            self.run = torch.compile(lambda x: self.model(x).sin(), backend=self.backend)
+
+            def outer(x: Tensor) -> Tensor:
+                out: Tensor = self.model(x).sin()
+                return out
+
+            self.run = torch.compile(outer, backend=self.backend)
         else:
             self.run = torch.compile(self.model, backend=self.backend)
         if attached and self.sketcher is None:
@@ -131,17 +136,15 @@ def test_each_variant_is_compiled_once_and_the_untapped_one_is_the_plain_model(k
     make = {"Own": Own, "containers": containers}[kind]
     plain = Compiled(make, way, attached=False)
     plain.epoch(evaluates=False)
-    once = plain.counts
-    expected = plain.graphs()
-    plain.epoch()
+    forwards, backwards = plain.counts
     run = Compiled(make, way)
     assert run.epoch() == [6, 6, 4]
     tapped = run.counts
-    assert tapped == plain.counts
-    assert all(a != b for a, b in zip(run.graphs()[-once[1] :], plain.graphs()[-once[1] :], strict=True))
+    assert tapped == (forwards + 1, backwards)
+    assert all(a != b for a, b in zip(run.graphs()[-backwards:], plain.graphs()[-backwards:], strict=True))
     run.sketcher.sketching = False
     assert run.epoch() == [0, 0, 0]
-    assert run.graphs(tapped) == expected
+    assert run.graphs(tapped) == plain.graphs()
     both = run.counts
     for sketching in (True, False, True):
         run.sketcher.sketching = sketching
@@ -156,7 +159,8 @@ def _generated(attached: bool, layers: Any = None) -> list[str]:
 
     torch._dynamo.reset()
     torch.manual_seed(0)
-    run, x = torch.compile(Own()), torch.randn(6, 8)
+    run: Any = torch.compile(Own())
+    x = torch.randn(6, 8)
     if attached:
         sketcher = Sketcher(run, dim=16, layers=layers)
         run(x).sum().backward()
@@ -254,7 +258,7 @@ def test_untapped_forwards_are_counted_once(kind: str, way: str) -> None:
     assert run.heard.heard == []
 
 
-@pytest.mark.parametrize(("kind", "way"), [("Own", "compile, attach"), ("containers", "compile, attach"), WAYS[2]])
+@pytest.mark.parametrize(("kind", "way"), [("Own", "compile, attach"), ("containers", "compile, attach"), WAYS[1]])
 def test_switching_between_a_forward_and_its_backward(kind: str, way: str, caplog: pytest.LogCaptureFixture) -> None:
     """Loops that fetch the next batch there begin the next epoch there, too."""
     run = Compiled({"Own": Own, "containers": containers}[kind], way)
