@@ -111,6 +111,26 @@ def test_compiled_code_has_two_variants_and_is_not_compiled_again(how):
     assert graphs[5] == graphs[2]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("how", ["compile, attach", "attach, compile", "in place"])
+def test_a_compiled_run_goes_on_in_the_middle_of_an_untapped_epoch(how):
+    torch._dynamo.reset()
+    first = Run(compiled=how)
+    first.epoch()
+    first.epoch()
+    first.epoch(steps=2)
+    state = first.handle.state_dict()
+    assert first.sampler.session.cursors.trained == 2 * BATCH
+    torch._dynamo.reset()
+    second = Run(compiled=how)
+    second.handle.load_state_dict(state)
+    second.epoch()
+    assert second.orders == [first.orders[2]]
+    assert second.sampler.session.cursors.start == 2 * BATCH
+    second.epoch()
+    assert second.sketched == [0, EXAMPLES]
+
+
 def test_an_untapped_pass_leaves_nothing_and_its_gradients_are_the_same():
     run = Run()
     run.epoch()

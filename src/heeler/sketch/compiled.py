@@ -237,6 +237,6 @@ def forget_sizes() -> None:
     batch, the untapped variant would be slower code than the plain model's. It costs other functions one compilation
     at most.
     """
-    pgo = sys.modules.get("torch._dynamo.pgo")
-    if pgo is not None:
+    pgo: Any = sys.modules.get("torch._dynamo.pgo")
+    if hasattr(pgo, "reset_code_state"):
         pgo.reset_code_state()
