@@ -193,16 +193,18 @@ def as_it_is(batch: Any) -> Any:
     return batch if isinstance(batch, tuple) else default_collate(batch)
 
 
+def random_like(batch: Tensor, rows: int) -> Tensor:
+    """So many rows of the same kind: real numbers, or integers of the same range."""
+    shape = (rows, *batch.shape[1:])
+    return torch.randn(shape) if batch.is_floating_point() else torch.randint(int(batch.max()) + 1, shape)
+
+
 def measure_run(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """Two runs, one with an attached model, epoch by epoch in turns."""
     plain, attached = twins(part, options)
     steps = options.epoch_steps or (110 if plain.is_gpt else 300)
     examples = steps * plain.batch
-    repeats = -(-examples // plain.batch)
-    data = Batches(*(torch.cat([t.cpu()] * repeats)[:examples].clone() for t in (plain.x, plain.y)))
-    # Rows that differ, so that they can be known again: another first number each.
-    first = data.tensors[0].view(examples, -1)
-    first[:, :2] = torch.stack([torch.arange(examples) % 500, torch.arange(examples) // 500], 1).to(first.dtype)
+    data = Batches(*(random_like(t.cpu(), examples) for t in (plain.x, plain.y)))
     sampler = heeler.Sampler(data, batch_size=plain.batch)
     handle = heeler.attach(attached.run, sampler, layers=overhead.choose_layers(options.layers))
     samplers = {"plain": RandomSampler(data), "heeler": sampler}
