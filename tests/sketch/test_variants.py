@@ -286,6 +286,18 @@ def test_switching_between_a_forward_and_its_backward(kind: str, way: str, caplo
     assert not [record for record in caplog.records if record.levelname == "WARNING" and record.name == "heeler"]
 
 
+@pytest.mark.parametrize("kind", ["Own", "containers"])
+def test_a_forward_that_fails_leaves_no_stamp_behind(kind: str) -> None:
+    run = Compiled({"Own": Own, "containers": containers}[kind], "compile, attach")
+    for _ in range(3):  # until nothing is tested any more
+        run.step(6)
+    with pytest.raises(Exception, match=r"shape|size|mat1"):
+        run.run(torch.randn(6, 7))
+    stamps = run.heard.stamps
+    run.model(torch.randn(4, 8)).sum().backward()  # not by the wrapper: a forward like any other
+    assert [(stamp, len(rows)) for stamp, rows in run.sketcher.pop_passes()] == [(stamps + 1, 4)]
+
+
 @pytest.mark.parametrize("outside", ["compiled", "ddp"])
 def test_variants_under_data_parallelism(outside: str, tmp_path: Any) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)

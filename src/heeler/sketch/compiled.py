@@ -196,6 +196,8 @@ class _After(ModelHook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         recorder = self.recorder
         recorder.announced = False
+        if output is None:  # the forward failed
+            return
         wanted = recorder.tapping and not recorder.lost and recorder.checks.dye is None
         if wanted and torch.is_grad_enabled() and recorder.current is None:
             raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
@@ -205,7 +207,7 @@ def watch(wrapper: nn.Module, recorder: Recorder, batch_of: BatchOf) -> list[Any
     """Hooks outside the compiled region."""
     recorder.hears_forwards = True
     before = wrapper.register_forward_pre_hook(_Before(recorder, batch_of), with_kwargs=True)
-    return [before, wrapper.register_forward_hook(_After(recorder))]
+    return [before, wrapper.register_forward_hook(_After(recorder), always_call=True)]
 
 
 class BackwardCounter:

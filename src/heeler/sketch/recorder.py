@@ -229,7 +229,7 @@ class Recorder:
 
     def open(self, model: nn.Module, batch: int, shapes: list[torch.Size], found: Tensor | None) -> None:
         """Start an eager pass of `batch` examples."""
-        stamp = self.stamps.pop() if self.announced else self.listener.forward_begins(batch, found)
+        stamp = self.stamps.pop() if self.announced and self.stamps else self.listener.forward_begins(batch, found)
         self.announced = False
         slot = Slot(None, self._new_pass(batch, shapes))
         slot.owner.stamp, slot.owner.in_eval, slot.owner.spoiled = stamp, not model.training, not self.checks.can_split
