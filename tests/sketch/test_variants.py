@@ -154,6 +154,17 @@ def test_each_variant_is_compiled_once_and_the_untapped_one_is_the_plain_model(k
     assert run.counts == both
 
 
+def test_a_run_that_goes_on_in_an_untapped_epoch() -> None:
+    """Either variant is compiled for full batches first, whichever comes first."""
+    run = Compiled(Own, "compile, attach")
+    run.sketcher.sketching = False
+    assert run.epoch(evaluates=False) == [0, 0, 0]
+    assert run.counts == (2, 2)
+    run.sketcher.sketching = True
+    assert run.epoch(evaluates=False) == [6, 6, 4]
+    assert run.counts == (4, 4)
+
+
 def _generated(attached: bool, layers: Any = None) -> list[str]:
     from torch._inductor.utils import run_and_get_code
 

@@ -233,11 +233,11 @@ class BackwardCounter:
 
 
 def forget_sizes() -> None:
-    """Have the next variant compiled as the first one was: for the sizes it meets, before it is for sizes that vary.
+    """Have a variant that is new compiled as the first one was: for the sizes it meets, before any that vary.
 
     The compiler remembers which sizes have varied and does not try fixed ones again: after an epoch with a smaller last
-    batch, the untapped variant would be slower code than the plain model's. It costs other functions one compilation
-    at most.
+    batch, the untapped variant would be slower code than the plain model's. What is compiled already stays. Another
+    function in the process, whose sizes vary later, may be compiled once more.
     """
     pgo: Any = sys.modules.get("torch._dynamo.pgo")
     if hasattr(pgo, "reset_code_state"):

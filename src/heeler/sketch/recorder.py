@@ -124,8 +124,6 @@ class Recorder:
         self.announced = False
         """The forward under way was, and may run the model's own hooks outside the compiled code, too."""
         self._counter: compiled.BackwardCounter | None = None
-        self._variants = {True}
-        """Values of `sketching` so far."""
         self.current: Slot | None = None
         self.lost = False
         """The newest forward's batch could not be told, so it has no pass."""
@@ -175,9 +173,8 @@ class Recorder:
     def sketch(self, value: bool) -> None:
         """False: forwards from now on are counted and not sketched."""
         was, self.sketching, self.tapping = self.sketching, value, value and self.enabled
-        if value not in self._variants and self.is_compiled:
+        if value != was and self.is_compiled:
             compiled.forget_sizes()
-        self._variants.add(value)
         if not value:  # a look that is not through would miss the parts of forwards that nobody taps
             self.checks.close()
             return
