@@ -1,6 +1,7 @@
 """The fused kernels on a GPU: against float64, and timed against the plain path and the memory's bandwidth.
 
 python -m benchmarks.fused_kernels
+python -m benchmarks.fused_kernels --sweep    # tokens read at a time, and steps of the loop in flight; half a minute
 
 "in part, 8": a projection that is zero on most columns, which are not read; with 8 stages of the kernel's loop.
 """
@@ -75,6 +76,31 @@ def main() -> int:
     return int(not worst < 1e-2)
 
 
+def sweep() -> int:
+    """bf16, (16, 1024, n), k = 16 and 32: what a block of tokens and the loop's stages make of either kernel."""
+    rows, kept = [], (fused.BLOCK_TOKENS, fused.STAGES)
+    for n in (768, 3072):
+        inputs = [torch.randn(16, 1024, n, device="cuda").bfloat16() for _ in range(8)]
+        for k in fused.WIDTHS:
+            p = (torch.randn(n, k, device="cuda").sign() / k**0.5).bfloat16()
+            offset, x = torch.randn(k, device="cuda").bfloat16(), torch.randn(16, 1024, k, device="cuda").bfloat16()
+            for tokens in (32, 64, 128):
+                for stages in (3, 4, 6):
+                    fused.BLOCK_TOKENS, fused.STAGES = tokens, stages
+                    us = {
+                        "project": _microseconds(lambda a, p=p, o=offset: fused.project(a, p, o), inputs),  # type: ignore[misc]
+                        "contract": _microseconds(  # with the sum over the parts, of which there are fewer or more
+                            lambda a, p=p, x=x: fused.contract(a, p, x, True).sum(1),  # type: ignore[misc]
+                            inputs,
+                        ),
+                    }
+                    rows.append({"n": n, "k": k, "tokens": tokens, "stages": stages, **us})
+                    print(rows[-1], flush=True)
+    fused.BLOCK_TOKENS, fused.STAGES = kept
+    print(json.dumps(rows), file=sys.stderr)
+    return 0
+
+
 def _side(n: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A projection that is zero in part, what of it is not, and which blocks that is."""
     side = Matrix(MatrixSpec("w", None, n, n, hidden=True), 256, 0, "w", None).of_grad
@@ -122,4 +148,4 @@ def _microseconds(case: Callable[[torch.Tensor], object], inputs: list[torch.Ten
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(sweep() if "--sweep" in sys.argv else main())

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 import heeler
+from heeler.ordering import filing
 from tests.ordering.loops import attached, backward, check_filed, filed, problem, true_gradients
 
 LOADERS = {
@@ -28,6 +29,37 @@ def test_every_sketch_finds_its_example(options: dict) -> None:
             backward(model, batch)
     check_filed(handle, dataset, model, all_of_them=not options.get("drop_last"))
     assert handle.ignored_passes == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 1 << 18])
+def test_sketches_that_travel_in_chunks_find_their_examples(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: with their inputs' prints beside them, several passes at a time, the last one smaller."""
+    monkeypatch.setattr(filing, "_is_far", lambda sketches: True)
+    monkeypatch.setattr(filing, "CHUNK", chunk)
+    dataset, model, _, handle, loader = attached(examples=67)
+    for _ in range(3):
+        for batch in loader:
+            backward(model, [t.clone() for t in batch])
+    check_filed(handle, dataset, model)
+    assert handle.ignored_passes == 0
+
+
+def test_rows_of_passes_with_and_without_prints() -> None:
+    sketches = [torch.full((2, 3), 1.0), torch.full((1, 3), 2.0)]
+    prints = [torch.full((2, filing.PRINT), 5, dtype=torch.int64), torch.full((1, 4), 6.0)]
+    for chosen in ([0, 0], [0, 1], [1, 1], [0]):
+        for missing in (False, True):
+            given = [None if missing and i == 0 else prints[c] for i, c in enumerate(chosen)]
+            rows = filing.joined([sketches[c] for c in chosen], given)
+            want = torch.zeros(sum(len(sketches[c]) for c in chosen), 3 + filing.PRINT)
+            start = 0
+            for c, p in zip(chosen, given, strict=True):
+                part = want[start : start + len(sketches[c])]
+                part[:, :3] = sketches[c]
+                if p is not None:
+                    part[:, 3 : 3 + p.shape[1]] = p
+                start += len(part)
+            assert torch.equal(rows, want)
 
 
 def test_a_loader_of_single_examples() -> None:

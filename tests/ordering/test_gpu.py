@@ -13,14 +13,14 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 N, BATCH = 200, 16
 
 
-def run(change, dtype=torch.float32, epochs=2, compiled=False):
+def run(change, dtype=torch.float32, epochs=2, compiled=None, refresh=1):
     """Train at fixed weights; the share of examples with a sketch, and how many rows are another example's."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     x, y = torch.randn(N, 12), torch.randn(N, 1)
     model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1)).cuda().to(dtype)
-    called = torch.compile(model) if compiled else model
-    sampler = heeler.Sampler(N, batch_size=BATCH, refresh=1)
+    called = torch.compile(model, mode=compiled) if compiled else model
+    sampler = heeler.Sampler(N, batch_size=BATCH, refresh=refresh)
     handle = heeler.attach(called, sampler, layers="all")
     loader = DataLoader(TensorDataset(x, y), batch_size=BATCH, sampler=sampler, pin_memory=True)
 
@@ -72,6 +72,9 @@ def test_other_data_first():
 
 
 @pytest.mark.parametrize("change", [plain, permuted], ids=lambda f: f.__name__)
-def test_compiled(change):
-    seen, wrong, _ = run(change, compiled=True)
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("refresh", [1, 8])
+def test_compiled(change, mode, refresh):
+    """Under CUDA graphs, too, and with untapped epochs between tapped ones."""
+    seen, wrong, _ = run(change, compiled=mode, epochs=4, refresh=refresh)
     assert (seen, wrong) == (1.0, 0.0)

@@ -24,11 +24,15 @@ def test_sketches_are_due_often_at_first_and_then_now_and_then(refresh, epochs):
 class Run:
     """A training run that notes each epoch's order, and whether its passes were sketched."""
 
-    def __init__(self, compiled=False, **options) -> None:
+    def __init__(self, compiled="", **options) -> None:
         self.dataset, self.model = problem(EXAMPLES)
-        self.called = torch.compile(self.model, backend="aot_eager") if compiled else self.model
+        self.called = torch.compile(self.model, backend="aot_eager") if compiled == "compile, attach" else self.model
+        if compiled == "in place":
+            self.model.compile(backend="aot_eager")
         self.sampler = heeler.Sampler(self.dataset, batch_size=BATCH, **options)
         self.handle = heeler.attach(self.called, self.sampler)
+        if compiled == "attach, compile":
+            self.called = torch.compile(self.model, backend="aot_eager")
         self.loader = DataLoader(self.dataset, batch_size=BATCH, sampler=self.sampler)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         self.orders: list[list[int]] = []
@@ -92,15 +96,39 @@ def test_an_order_without_gradients_is_counted_and_never_sketched():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
-def test_compiled_code_goes_on_sketching_and_is_not_compiled_again():
-    run = Run(compiled=True)
-    run.epoch()
-    run.epoch()
-    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    run.epoch()
-    run.epoch()
-    assert run.sketched == [EXAMPLES] * 4
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+@pytest.mark.parametrize("how", ["compile, attach", "attach, compile", "in place"])
+def test_compiled_code_has_two_variants_and_is_not_compiled_again(how):
+    torch._dynamo.reset()
+    run = Run(compiled=how)
+    graphs = []
+    for _ in range(6):
+        run.epoch()
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        assert run.sampler.session.cursors.trained == EXAMPLES
+    assert run.sketched == [EXAMPLES, EXAMPLES, 0, EXAMPLES, 0, 0]
+    assert graphs[1] == graphs[0]
+    assert graphs[2] == graphs[1] + 1
+    assert graphs[5] == graphs[2]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("how", ["compile, attach", "attach, compile", "in place"])
+def test_a_compiled_run_goes_on_in_the_middle_of_an_untapped_epoch(how):
+    torch._dynamo.reset()
+    first = Run(compiled=how)
+    first.epoch()
+    first.epoch()
+    first.epoch(steps=2)
+    state = first.handle.state_dict()
+    assert first.sampler.session.cursors.trained == 2 * BATCH
+    torch._dynamo.reset()
+    second = Run(compiled=how)
+    second.handle.load_state_dict(state)
+    second.epoch()
+    assert second.orders == [first.orders[2]]
+    assert second.sampler.session.cursors.start == 2 * BATCH
+    second.epoch()
+    assert second.sketched == [0, EXAMPLES]
 
 
 def test_an_untapped_pass_leaves_nothing_and_its_gradients_are_the_same():

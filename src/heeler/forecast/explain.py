@@ -20,7 +20,7 @@ from heeler.ordering.refresh import REFRESH
 from heeler.ordering.setup import Setup, default_dim
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.budget import Layers
-from heeler.sketch.compiled import HooksNotTraced, is_compiled
+from heeler.sketch.compiled import HooksNotTraced
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def explain(
         workers=workers,
         epochs=epochs,
         order=order,
-        refresh=refresh if rule.keeps_table and not is_compiled(model) else 1,
+        refresh=refresh if rule.keeps_table else 1,
         steps=-(-examples // (batch_size * workers)),
         dim=numbers,
         exact=sketcher is not None and sketcher.exact,

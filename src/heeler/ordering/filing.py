@@ -23,7 +23,7 @@ from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.cursors import Cursors
 from heeler.ordering.matching import PRINT, HandedOut, same_memory, same_rows, sample
-from heeler.sketch.host_copy import HostCopy
+from heeler.sketch.host_copy import CHUNK, HostCopy
 
 Rows = tuple[IntArray, NDArray[np.float32]]
 NAME = (
@@ -61,6 +61,8 @@ class Filing:
         self.filed = 0
         """Rows filed in this epoch."""
         self._host_copy = HostCopy()
+        self._staged: list[tuple[int, Tensor, Tensor | None]] = []
+        """On a device, not yet on their way: the stamp's number, sketches (b, K) and prints (b, ≤ PRINT)."""
         self._stamps: dict[int, Stamp] = {}
         self._serial = 0
         self._knows: bool | None = None
@@ -126,22 +128,36 @@ class Filing:
         return right
 
     def send(self, stamp: Stamp, sketches: Tensor) -> None:
-        """Start a finished pass on its way to the host. From a GPU its inputs' prints go along with the sketches."""
-        rows = sketches
-        if sketches.is_cuda:
-            prints = torch.zeros(len(sketches), PRINT, device=sketches.device)
-            if stamp.prints is not None:
-                prints[:, : stamp.prints.shape[1]] = stamp.prints.to(sketches.device)
-            rows, stamp.carried = torch.cat([sketches, prints], 1), True
+        """Start a finished pass on its way to the host.
+
+        From a GPU it goes together with others, a chunk at a time, and its inputs' prints go along with the sketches:
+        every operation is a launch, and the step of a small model has few.
+        """
         self._stamps[self._serial] = stamp
-        self._host_copy.send((self._serial << _ROW_BITS) + np.arange(len(rows)), rows)
+        if _is_far(sketches):
+            stamp.carried = True
+            self._staged.append((self._serial, sketches, stamp.prints))
+            if sum(sketches.numel() for _, sketches, _ in self._staged) >= CHUNK:
+                self._ship()
+        else:
+            self._ship()
+            self._host_copy.send(_codes(self._serial, len(sketches)), sketches)
         self._serial += 1
+
+    def _ship(self) -> None:
+        """Start what is staged on its way."""
+        staged, self._staged = self._staged, []
+        if staged:
+            rows = joined([sketches for _, sketches, _ in staged], [prints for _, _, prints in staged])
+            self._host_copy.send(np.concatenate([_codes(serial, len(s)) for serial, s, _ in staged]), rows)
 
     def receive(self, now: Cursors, keeps_table: bool, *, wait: bool) -> Iterator[Rows]:
         """What has arrived and is known: (b,) examples and (b, K) sketches, in the order of the passes.
 
         now: the epoch under way. A rule without a table takes nothing of the epoch before.
         """
+        if wait:
+            self._ship()
         for codes, rows in self._host_copy.receive(wait=wait):
             serials = codes >> _ROW_BITS
             bounds = np.flatnonzero(np.diff(serials)) + 1
@@ -279,6 +295,32 @@ def added_up(passes: list[tuple[Stamp, Tensor]]) -> list[tuple[Stamp, Tensor]]:
         first = found.get(same)
         found[same] = (stamp, sketches) if first is None else (first[0], first[1] + sketches)
     return list(found.values())
+
+
+def joined(sketches: list[Tensor], prints: list[Tensor | None]) -> Tensor:
+    """(Σ b, K + PRINT): passes one below the other, each row's print beside it, zeros where there is none."""
+    first = sketches[0]
+    widths = {0 if p is None else p.shape[1] for p in prints}
+    if widths == {PRINT}:
+        beside = torch.cat([p for p in prints if p is not None]).to(first.device, first.dtype)
+    else:
+        beside = first.new_zeros(sum(len(s) for s in sketches), PRINT)
+        start = 0
+        for s, p in zip(sketches, prints, strict=True):
+            if p is not None:
+                beside[start : start + len(s), : p.shape[1]] = p.to(first.device)
+            start += len(s)
+    return torch.cat([torch.cat(sketches), beside], 1)
+
+
+def _codes(serial: int, rows: int) -> IntArray:
+    """(rows,) which tell the pass of each row."""
+    return (serial << _ROW_BITS) + np.arange(rows)
+
+
+def _is_far(sketches: Tensor) -> bool:
+    """Whether they have a way to the host before them."""
+    return sketches.is_cuda
 
 
 def sum_of(sketches: list[Tensor]) -> Tensor:

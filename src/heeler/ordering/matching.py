@@ -7,6 +7,7 @@ came, or with a copy of it on another device: then the rows themselves tell. A f
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -58,16 +59,20 @@ class HandedOut:
 
 
 def sample(x: Tensor) -> Tensor:
-    """(n, ≤ PRINT): some numbers of every row, in the tensor's own type and on its device."""
+    """(n, ≤ PRINT): a copy of some numbers of every row, in the tensor's own type and on its device."""
     flat = x.detach().reshape(len(x), -1)
     size = flat.shape[1]
     if size <= 16:
-        return flat
-    if x.ndim == 2:
-        places = [place for place in _FAR if place < size]
-    else:
-        places = np.linspace(0, size - 1, PRINT).astype(int).tolist()
-    return flat[:, places]
+        return flat.clone()  # the loop may write its next batch into the same memory, as with CUDA graphs
+    return flat.index_select(1, _places(size, x.ndim == 2, x.device))
+
+
+@functools.lru_cache(maxsize=64)
+def _places(size: int, is_sequence: bool, device: torch.device) -> Tensor:
+    """(≤ PRINT,) which of a row's numbers are taken; kept, since a list would go to the device in every step."""
+    if is_sequence:
+        return torch.tensor([place for place in _FAR if place < size], device=device)
+    return torch.from_numpy(np.linspace(0, size - 1, PRINT).astype(np.int64)).to(device)
 
 
 def same_memory(x: Tensor, batches: list[HandedOut]) -> IntArray | None:

@@ -60,8 +60,8 @@ class Sampler(DistributedSampler[Any]):
             what is chosen after it. `weights` is then updated in place, and the sampler's length changes.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
             `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
-            every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway, and so do
-            compiled models, whose taps are part of the compiled code.
+            every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway. Compiled
+            models are compiled twice: with taps, and without.
         seed: of everything random. The same on all workers.
         num_replicas: workers; by default from `torch.distributed`, else one.
         rank: which one of them this is.

@@ -153,10 +153,11 @@ class Session:
         self.drain()
         return self.filing.stamp(self.cursors, rows, inputs)
 
-    def forward_counted(self, rows: int, inputs: Tensor | None) -> None:
+    def forward_counted(self, rows: int | None, inputs: Tensor | None) -> None:
         """A forward that nobody sketches: how far the loop has come still matters."""
         if not self.filing.is_naming and not self.filing.is_foreign(self.cursors, inputs):
-            self.cursors.advance(rows, self.cursors.handed_out)
+            handed_out = self.cursors.handed_out
+            self.cursors.advance(handed_out if rows is None else rows, handed_out)
             self._start_early(sketched=False)
 
     def coverage_changed(self) -> None:

@@ -10,10 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heeler.notices import warn
-from heeler.sketch.batch import first_tensor
 from heeler.sketch.model_hook import ModelHook
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+BatchOf = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Tensor | None, int | None]]
 
 
 class HooksNotTraced(RuntimeError):
@@ -92,9 +92,17 @@ def look(key: str) -> int:
 
 
 @_runs_while_tracing
+def meet_root(key: str) -> int:
+    """The model's own hooks are being traced: nobody will be told as its forwards begin."""
+    _REGISTRY[key].count_backwards()
+    return 0
+
+
+@_runs_while_tracing
 def lend_leaf(key: str) -> int:
     """An eager pass has a leaf for the compiled code in it, and so does every one from now on."""
     recorder = _REGISTRY[key]
+    recorder.is_compiled = True
     if recorder.current is not None and recorder.current.leaf is None:
         recorder.needs_leaves = True
         recorder.lend_leaf(recorder.current)
@@ -153,23 +161,30 @@ def _entry_codes(model: Any) -> list[Any]:
 
 
 class _Before(ModelHook):
-    """Outside the compiled code: try the layouts out, stamp the pass, and forget the last one."""
+    """Outside the compiled code: try the layouts out, stamp the pass or count it, and forget the last one.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    batch_of: (args, kwargs) → the tensor that holds the batch, if one does, and the batch's size, if it can be told.
+    """
+
+    def __init__(self, recorder: Recorder, batch_of: BatchOf) -> None:
+        self.recorder, self.batch_of = recorder, batch_of
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder = self.recorder
         recorder.current = None
+        recorder.announced = False
         if not (recorder.enabled and torch.is_grad_enabled() and recorder.checks.dye is None):
             return
-        found = first_tensor((args, kwargs), recorder.batch_dim + 1)
-        if found is None or not found.shape[recorder.batch_dim]:
+        found, rows = self.batch_of(args, kwargs)
+        if not rows:
             return
-        rows = found.shape[recorder.batch_dim]
-        if recorder.checks.untested:
-            recorder.checks.test_layouts(module._orig_mod, args, kwargs, found, rows)
-        recorder.begin_compiled(rows, found)
+        if not recorder.sketching:
+            recorder.count(module._orig_mod, rows, found)
+        else:
+            if recorder.checks.untested:
+                recorder.checks.test_layouts(module._orig_mod, args, kwargs, found, rows)
+            recorder.begin_compiled(rows, found)
+        recorder.announced = True
 
 
 class _After(ModelHook):
@@ -180,12 +195,50 @@ class _After(ModelHook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         recorder = self.recorder
-        wanted = recorder.enabled and recorder.sketching and not recorder.lost and recorder.checks.dye is None
+        recorder.announced = False
+        if output is None:  # the forward failed
+            return
+        wanted = recorder.tapping and not recorder.lost and recorder.checks.dye is None
         if wanted and torch.is_grad_enabled() and recorder.current is None:
             raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
 
 
-def watch(wrapper: nn.Module, recorder: Recorder) -> list[Any]:
+def watch(wrapper: nn.Module, recorder: Recorder, batch_of: BatchOf) -> list[Any]:
     """Hooks outside the compiled region."""
-    before = wrapper.register_forward_pre_hook(_Before(recorder), with_kwargs=True)
-    return [before, wrapper.register_forward_hook(_After(recorder))]
+    recorder.hears_forwards = True
+    before = wrapper.register_forward_pre_hook(_Before(recorder, batch_of), with_kwargs=True)
+    return [before, wrapper.register_forward_hook(_After(recorder), always_call=True)]
+
+
+class BackwardCounter:
+    """Counts backwards where nobody is told of forwards: see `SketchListener.forward_counted`.
+
+    By a hook on the node that adds to one parameter's `.grad`, which no compiled code holds.
+    """
+
+    def __init__(self, recorder: Recorder, parameter: nn.Parameter) -> None:
+        self._recorder = weakref.ref(recorder)
+        with torch.enable_grad():
+            view: Any = parameter.view_as(parameter).grad_fn
+        self._node = view.next_functions[0][0]  # autograd holds it weakly
+        self._handle = self._node.register_prehook(self)
+
+    def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
+        recorder = self._recorder()
+        if recorder is not None and recorder.enabled and not recorder.sketching:
+            recorder.listener.forward_counted(None, None)
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def forget_sizes() -> None:
+    """Have a variant that is new compiled as the first one was: for the sizes it meets, before any that vary.
+
+    The compiler remembers which sizes have varied and does not try fixed ones again: after an epoch with a smaller last
+    batch, the untapped variant would be slower code than the plain model's. What is compiled already stays. Another
+    function in the process, whose sizes vary later, may be compiled once more.
+    """
+    pgo: Any = sys.modules.get("torch._dynamo.pgo")
+    if hasattr(pgo, "reset_code_state"):
+        pgo.reset_code_state()

@@ -39,15 +39,15 @@ class LayerHook(ModelHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         recorder, layer = self.recorder, self.layer
+        compiling = torch.compiler.is_compiling()
+        if compiling and not (torch.is_grad_enabled() and recorder.running):
+            return None  # before anything else is read: the compiler guards what is, and this is the untapped variant
         if recorder.checks.dye is not None:
             recorder.checks.dye.see(layer, args, kwargs)
             return None
         slot = recorder.current
         if slot is None or (layer.broken and id(layer) not in slot.tapped):
             return None
-        compiling = torch.compiler.is_compiling()
-        if compiling and not (recorder.running and torch.is_grad_enabled()):
-            return None  # before anything else is read: the compiler guards what is
         if isinstance(output, Tensor) and output.ndim > 2:
             slot.examples.note(output.shape)
         if compiling:
@@ -264,3 +264,7 @@ def _like(output: Any, tensors: Any) -> Any:
         items = [_like(item, tensors) for item in output]
         return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
     return output
+
+
+# Compiled in place, a layer of torch's own has no frame of its own but this hook's.
+compiled.run_as_it_is(LayerHook.__call__)

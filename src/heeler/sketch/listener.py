@@ -17,8 +17,11 @@ class SketchListener(Protocol):
         was compiled in place nobody can be called: there it comes with the first gradient, without inputs.
         """
 
-    def forward_counted(self, rows: int, inputs: Tensor | None) -> None:
-        """A forward of `rows` examples begins that is not sketched, since `sketching` is False."""
+    def forward_counted(self, rows: int | None, inputs: Tensor | None) -> None:
+        """A forward of `rows` examples begins that is not sketched, since `sketching` is False.
+
+        rows: None inside a model that was compiled in place. There it comes with the backward, and nobody knows them.
+        """
 
     def coverage_changed(self) -> None:
         """A layer with a part in earlier sketches is left out from now on: they cannot be compared with new ones."""
@@ -29,6 +32,6 @@ class Nobody:
 
     def forward_begins(self, rows: int, inputs: Tensor | None) -> Any: ...
 
-    def forward_counted(self, rows: int, inputs: Tensor | None) -> None: ...
+    def forward_counted(self, rows: int | None, inputs: Tensor | None) -> None: ...
 
     def coverage_changed(self) -> None: ...

@@ -28,6 +28,8 @@ from heeler.sketch.examples import Examples, Sums, current_stream
 from heeler.sketch.listener import SketchListener
 from heeler.sketch.tapped_layer import TappedLayer
 
+SIZES = 8
+"""Batch sizes whose leaves are kept."""
 SLOTS = 4
 """Forwards of a compiled model before one backward that are kept apart; each depth is compiled once."""
 
@@ -112,7 +114,16 @@ class Recorder:
         self.key = compiled.enrol(self)
         self.enabled = True
         self.sketching = True
-        """False: eager forwards are counted, not sketched."""
+        """False: forwards are counted, not sketched."""
+        self.tapping = True
+        """Both. The one flag that compiled code is guarded by: it has a tapped variant and an untapped one."""
+        self.is_compiled = False
+        """There is compiled code of the model, or will be."""
+        self.hears_forwards = False
+        """Somebody outside the compiled code is told as its forwards begin."""
+        self.announced = False
+        """The forward under way was, and may run the model's own hooks outside the compiled code, too."""
+        self._counter: compiled.BackwardCounter | None = None
         self.current: Slot | None = None
         self.lost = False
         """The newest forward's batch could not be told, so it has no pass."""
@@ -121,8 +132,8 @@ class Recorder:
         """A root forward is under way."""
         self.needs_leaves = False
         """There is compiled code inside the eager forward: it finds its leaf when it runs."""
-        self._spare: list[tuple[Tensor, _Collector]] = []
-        """Leaves that such passes have done with: CUDA graphs want to see the same ones again."""
+        self._spare: dict[int, list[tuple[Tensor, _Collector]]] = {}
+        """Leaves that such passes have done with, by their rows: CUDA graphs want to see the same ones again."""
         self.slots: list[Slot] = []
         self.capacity = "0"
         """Rows of the slots' leaves; a string, since torch.compile would turn a number that changes into a symbol."""
@@ -153,11 +164,34 @@ class Recorder:
                 "Pass batch_dim=lambda args, kwargs: batch_size"
             )
 
-    def check_again(self) -> None:
-        """Look once more: what held in one epoch need not hold in the next."""
-        self.checks.again()
-        if self.slots:  # compiled code cannot say that it begins
-            self.checks.look(self.device)
+    def enable(self, value: bool) -> None:
+        """False: forwards from now on are neither sketched nor counted."""
+        self.enabled, self.tapping = value, value and self.sketching
+        if not value and self.slots:  # compiled code cannot say that it runs untapped
+            self.checks.taint()
+
+    def sketch(self, value: bool) -> None:
+        """False: forwards from now on are counted and not sketched."""
+        was, self.sketching, self.tapping = self.sketching, value, value and self.enabled
+        if value != was and self.is_compiled:
+            compiled.forget_sizes()
+        if not value:  # a look that is not through would miss the parts of forwards that nobody taps
+            self.checks.close()
+            return
+        self.checks.again()  # what held in one epoch need not hold in the next
+        if not self.slots:
+            return
+        if not was:
+            self._forget_forwards()
+            self.checks.taint()  # the first backward may be of a forward that ran untapped
+        self.checks.look(self.device)  # compiled code cannot say that it begins
+
+    def _forget_forwards(self) -> None:
+        """Compiled forwards whose gradients have not come by now have none: later ones take the first slot again."""
+        self.stamps.clear()
+        self.depth = 0
+        for slot in self.slots:
+            slot.taken = slot.stale = False
 
     def _settle(self, owner: Pass, total: Tensor | None, fill: float) -> None:
         """File what was looked at, or rows of `fill` where nothing is left."""
@@ -165,11 +199,35 @@ class Recorder:
             total = torch.full((owner.examples.batch, self.dim), fill, device=self.device)
         self._file(owner, total)
 
+    def count(self, model: nn.Module, batch: int, found: Tensor | None) -> None:
+        """A forward begins that is not sketched."""
+        if self.announced:
+            self.announced = False
+        elif (model.training or self.trains_in_eval) and not _is_rerun():
+            self.listener.forward_counted(batch, found)
+
+    def count_backwards(self) -> None:
+        """The model's own hooks are compiled: forwards that are not sketched are counted as their backwards come."""
+        self.is_compiled = True
+        if self._counter is None and not self.hears_forwards:
+            covered = [p for layer in self.layers for p in layer.now().values() if p.requires_grad]
+            if covered:
+                self._counter = compiled.BackwardCounter(self, covered[-1])
+
+    def detach(self) -> None:
+        """Nothing more is sketched, checked or counted."""
+        self.checks.close()
+        self.current = None
+        if self._counter is not None:
+            self._counter.remove()
+            self._counter = None
+
     # Eager passes
 
     def open(self, model: nn.Module, batch: int, shapes: list[torch.Size], found: Tensor | None) -> None:
         """Start an eager pass of `batch` examples."""
-        stamp = self.listener.forward_begins(batch, found)
+        stamp = self.stamps.pop() if self.announced and self.stamps else self.listener.forward_begins(batch, found)
+        self.announced = False
         slot = Slot(None, self._new_pass(batch, shapes))
         slot.owner.stamp, slot.owner.in_eval, slot.owner.spoiled = stamp, not model.training, not self.checks.can_split
         self.checks.look(self.device)
@@ -213,19 +271,21 @@ class Recorder:
 
     def lend_leaf(self, slot: Slot) -> None:
         """Give the compiled code in an eager pass its leaf, one that it has seen before if there is one."""
-        batch, spare = slot.examples.batch, self._spare
-        if spare and spare[0][1].rows == batch:
-            slot.leaf, collector = spare.pop(0)
+        batch = slot.examples.batch
+        if self._spare.get(batch):
+            slot.leaf, collector = self._spare[batch].pop(0)
             collector.owner = slot.owner
             return
-        spare.clear()
+        if len(self._spare) >= SIZES:
+            self._spare.clear()
         slot.leaf = self._static_leaf(batch)
         slot.leaf.register_post_accumulate_grad_hook(_Collector(self, slot.owner, batch))
 
     def take_back(self, leaf: Tensor, collector: _Collector) -> None:
         """A leaf has its gradient: the next pass may have it."""
-        if all(leaf is not other for other, _ in self._spare):
-            self._spare.append((leaf, collector))
+        spare = self._spare.setdefault(collector.rows, [])
+        if all(leaf is not other for other, _ in spare):
+            spare.append((leaf, collector))
 
     def _static_leaf(self, rows: int) -> Tensor:
         leaf = torch.empty(rows, self.dim, device=self.device)  # nobody reads the values
@@ -234,7 +294,7 @@ class Recorder:
 
     # Compiled passes
 
-    def begin_compiled(self, batch: int, found: Tensor) -> None:
+    def begin_compiled(self, batch: int, found: Tensor | None) -> None:
         """A compiled forward is about to run: its stamp waits for the first gradient."""
         self.stamps.append(self.listener.forward_begins(batch, found))
         del self.stamps[:-SLOTS]
@@ -281,17 +341,22 @@ class Recorder:
                     slot.stale = False
                     stamped = bool(self.stamps)
                     slot.owner.stamp = self.stamps.pop(0) if stamped else self.listener.forward_begins(slot.batch, None)
-        self.collect(self.slots[index].owner, leaf)
+        self.collect(self.slots[index].owner, leaf, compiled=True)
 
     # Both
 
-    def collect(self, owner: Pass, leaf: Tensor) -> None:
-        """Take the gradient that a backward has just left in `leaf`."""
+    def collect(self, owner: Pass, leaf: Tensor, compiled: bool) -> None:
+        """Take the gradient that a backward has just left in `leaf`.
+
+        compiled: it may lie in the memory of a CUDA graph, whose next replay writes there again.
+        """
         grad, leaf.grad = leaf.grad, None
         if grad is None or owner.popped:
             return
         if grad.shape[0] != owner.examples.batch:
             grad = grad[: owner.examples.batch]
+        if compiled:
+            grad = grad.clone()
         if self.checks.check is not None:
             self.checks.check.add_leaf(owner, grad)
         else:
@@ -328,6 +393,15 @@ class Recorder:
             owner.sketch = owner.sketch + sketch
 
 
+def _is_rerun() -> bool:
+    """Whether a checkpoint runs a forward again, in backward, that has run with gradients before.
+
+    The reentrant kind runs it without gradients first; the other kind has hooks on what is saved.
+    """
+    in_backward = torch._C._current_graph_task_id() != -1
+    return in_backward and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def _unscaled(sketch: Tensor, scaler: Any) -> Tensor:
     """The sketch without the scaler's factor; this does not wait for the device."""
     if scaler is None or not scaler.is_enabled():
@@ -352,7 +426,7 @@ class _Collector:
         if recorder is None:
             leaf.grad = None
             return
-        recorder.collect(self.owner, leaf)
+        recorder.collect(self.owner, leaf, compiled=bool(self.rows))
         if self.rows:
             recorder.take_back(leaf, self)
 

@@ -28,6 +28,12 @@ class BeginHook(ModelHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder = self.recorder
+        if torch.compiler.is_compiling():
+            recorder.running = False
+            compiled.meet_root(recorder.key)
+            if torch.is_grad_enabled() and recorder.tapping:  # nothing else is read: one guard, two variants
+                self._begin_traced(args, kwargs)
+            return
         if recorder.checks.dye is not None:
             return
         recorder.running = False
@@ -36,28 +42,14 @@ class BeginHook(ModelHook):
         if not recorder.enabled:
             recorder.checks.taint()
             return
-        found = args[0] if args else None  # nearly always; the search costs as much as all the rest
-        if not isinstance(found, Tensor) or found.ndim <= recorder.batch_dim:
-            found = first_tensor((args, kwargs), recorder.batch_dim + 1)
-        batch = self._batch_size(args, kwargs, found)
+        found, batch = self.batch_of(args, kwargs)
         if not batch:
-            recorder.current, recorder.lost = None, batch is None
-            if batch is None:
-                compiled.warn_of_lost_batch(recorder.key)
+            self._lose(batch)
             return
         recorder.lost = False
         shapes = [] if found is None else [found.shape]
         device = recorder.device if found is None else found.device
-        if torch.compiler.is_compiling():
-            armed = capacity = int(recorder.capacity)
-            while batch > capacity:
-                capacity = max(8, 2 * capacity)
-            if capacity > armed or device != recorder.device:
-                index = -1 if device.index is None else device.index
-                compiled.prepare(recorder.key, capacity, device.type, index)
-            compiled.look(recorder.key)
-            recorder.open_traced(batch, shapes)
-        elif recorder.sketching or recorder.needs_leaves:
+        if recorder.sketching:
             if device != recorder.device:
                 recorder.move(device)
             if recorder.checks.untested:
@@ -65,19 +57,48 @@ class BeginHook(ModelHook):
             recorder.open(module, batch, shapes, found)
         else:
             recorder.current = None
-            if (module.training or recorder.trains_in_eval) and not _is_rerun():
-                recorder.listener.forward_counted(batch, found)
+            recorder.count(module, batch, found)
 
-    def _batch_size(self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Tensor | None) -> int | None:
-        """None where it cannot be told: then this forward has no sketch, and the training step goes on."""
+    def _begin_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The same where the compiler traces it together with the forward, for the tapped variant."""
+        recorder = self.recorder
+        found, batch = self.batch_of(args, kwargs)
+        if not batch:
+            self._lose(batch)
+            return
+        recorder.lost = False
+        device = recorder.device if found is None else found.device
+        armed = capacity = int(recorder.capacity)
+        while batch > capacity:
+            capacity = max(8, 2 * capacity)
+        if capacity > armed or device != recorder.device:
+            index = -1 if device.index is None else device.index
+            compiled.prepare(recorder.key, capacity, device.type, index)
+        compiled.look(recorder.key)
+        recorder.open_traced(batch, [] if found is None else [found.shape])
+
+    def batch_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int | None]:
+        """The first tensor among the arguments that can hold the batch, and the batch's size; None where there is none.
+
+        Where the size cannot be told, the forward has no sketch, and the training step goes on.
+        """
+        found = args[0] if args else None  # nearly always; the search costs as much as all the rest
+        if not isinstance(found, Tensor) or found.ndim <= self.recorder.batch_dim:
+            found = first_tensor((args, kwargs), self.recorder.batch_dim + 1)
         if self.size_of is None:
-            return None if found is None else found.shape[self.recorder.batch_dim]
+            return found, None if found is None else found.shape[self.recorder.batch_dim]
         if torch.compiler.is_compiling():
-            return self.size_of(args, kwargs)
+            return found, self.size_of(args, kwargs)
         try:
-            return self.size_of(args, kwargs)
+            return found, self.size_of(args, kwargs)
         except Exception:
-            return None
+            return found, None
+
+    def _lose(self, batch: int | None) -> None:
+        """This forward has no pass: its batch is empty, or (None) cannot be told."""
+        self.recorder.current, self.recorder.lost = None, batch is None
+        if batch is None:
+            compiled.warn_of_lost_batch(self.recorder.key)
 
 
 class EndHook(ModelHook):
@@ -88,8 +109,10 @@ class EndHook(ModelHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         recorder = self.recorder
+        if not recorder.running:  # before anything else is read, as in `LayerHook`
+            return None
         slot = recorder.current
-        if not recorder.running or slot is None or recorder.checks.dye is not None:
+        if slot is None or recorder.checks.dye is not None:
             return None
         recorder.running = False
         if slot.replayed:
@@ -97,15 +120,6 @@ class EndHook(ModelHook):
         if torch.compiler.is_compiling():
             recorder.close_traced(slot)
         return None
-
-
-def _is_rerun() -> bool:
-    """Whether a checkpoint runs a forward again, in backward, that has run with gradients before.
-
-    The reentrant kind runs it without gradients first; the other kind has hooks on what is saved.
-    """
-    in_backward = torch._C._current_graph_task_id() != -1
-    return in_backward and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _mark(output: Any, recorder: Recorder, slot: Slot) -> Any:

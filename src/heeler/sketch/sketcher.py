@@ -106,6 +106,7 @@ class Sketcher:
             exact=self.exact,
             listener=Nobody() if listener is None else listener,
         )
+        self._recorder.is_compiled = self._is_compiled
         size_of = batch_dim if callable(batch_dim) else None
         begin = BeginHook(self._recorder, size_of)
         self._handles = [root.register_forward_pre_hook(begin, with_kwargs=True, prepend=True)]
@@ -115,7 +116,7 @@ class Sketcher:
             hook = LayerHook(self._recorder, layer)
             self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
         if root is not model:
-            self._handles += compiled.watch(model, self._recorder)
+            self._handles += compiled.watch(model, self._recorder, begin.batch_of)
 
     @property
     def enabled(self) -> bool:
@@ -124,23 +125,20 @@ class Sketcher:
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        self._recorder.enabled = value
+        self._recorder.enable(value)
 
     @property
     def sketching(self) -> bool:
         """False: forwards are counted (`SketchListener.forward_counted`) and nothing is tapped.
 
-        Compiled code goes on sketching: its taps are part of it, and to leave them out it would be compiled again.
+        Compiled code has a variant for either, each compiled when it is first needed: the untapped one is what the
+        compiler makes of the model alone.
         """
         return self._recorder.sketching
 
     @sketching.setter
     def sketching(self, value: bool) -> None:
-        self._recorder.sketching = value
-        if value:
-            self._recorder.check_again()
-        else:  # one that is not through would miss the parts of forwards that nobody taps
-            self._recorder.checks.close()
+        self._recorder.sketch(value)
 
     def rescale(self) -> bool:
         """Scale gradients, from now on, as the optimizer would step by them now. Sketches of before should be popped.
@@ -284,11 +282,10 @@ class Sketcher:
 
     def detach(self) -> None:
         """Remove every hook; the model is as it was."""
-        self._recorder.checks.close()
+        self._recorder.detach()
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._recorder.current = None
 
 
 def _length_of(dim: Dim) -> Callable[[int], int]:
