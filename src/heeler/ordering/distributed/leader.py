@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.distributed.screening import suspicious
-from heeler.ordering.distributed.shared import STAGES, SharedPlanner, abort, verdict_key
+from heeler.ordering.distributed.shared import COMMIT, STAGES, SharedPlanner, abort, verdict_key
 from heeler.ordering.distributed.transport import NO_ANSWER, RankFault
 from heeler.ordering.distributed.wire import Rows, join
 from heeler.ordering.state import order_state
@@ -26,6 +26,7 @@ class Leader(SharedPlanner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.rule.warm_up()  # now, or all ranks would wait for it at the end of the first epoch
         self._order: IntArray = self.rule.order
         # An online rule over one dealt order needs the epoch's sketches in that order, so they wait for its end.
         waits = self.layout.shard_sizes is None and not self.rule.keeps_table
@@ -87,7 +88,6 @@ class Leader(SharedPlanner):
         late = notices.behind("at", stage, self._others(), self.transport.timeout, verdict_key(turn))
         if late:
             raise RankFault(late[0], NO_ANSWER)
-        notices.post("at", stage)
 
     def _patience(self) -> Callable[[], float]:
         """How many timeouts are left, of one for all ranks: members, who wait for this one, count on it."""
@@ -96,7 +96,7 @@ class Leader(SharedPlanner):
 
     def _exchange(self, rows: Rows, gone: IntArray, trained: int) -> None:
         patience = self._patience()
-        received = [self._wire.receive(rank, patience) for rank in self._others()]
+        received = self._wire.receive(self._others(), patience)
         if trained >= 0:
             self._gathered = (self._turns, trained), [position for _, _, position in received]
         collected = [(rows, gone), *((theirs, forgotten) for theirs, forgotten, _ in received)]
@@ -140,11 +140,9 @@ class Leader(SharedPlanner):
             self._closed = self._failed is None  # else the epoch's end did not wait for this
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()
-        self.transport.notices.post("at", stage)
-        patience = self._patience()
-        for rank in self._others():
-            part = torch.from_numpy(self.layout.part(order, rank)).to(self._wire.number)
-            self.transport.send([part], rank, patience=patience())
+        self.transport.send_each(
+            [(rank, [torch.from_numpy(self.layout.part(order, rank)).to(self._wire.number)]) for rank in self._others()]
+        )
         self._times["exchange_seconds"] += time.perf_counter() - started
         return self.layout.part(order)
 
@@ -157,7 +155,10 @@ class Leader(SharedPlanner):
         # A rank that has voted waits for three timeouts. If this one was frozen for as long, that one has gone on.
         frozen = time.monotonic() - started > 2.0 * timeout
         word = abort(RankFault(0, "it was held up for longer than the others wait")) if frozen else "commit"
-        return notices.decide(verdict_key(turn), word)
+        standing = notices.decide(verdict_key(turn), word)
+        if standing == "commit":
+            self.transport.tell_each(COMMIT, self._others())
+        return standing
 
     def _start_over(self) -> None:
         with self._using_rule:

@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from heeler.herding import OrderingRule
@@ -43,6 +44,14 @@ from heeler.ordering.state import resumed_order
 
 ROUND_BYTES = 1 << 22
 """Sketches that a rank keeps back, at most, before it sends them."""
+ROUNDS, LITTLE = 8, 1 << 18
+"""Rounds per epoch, at least, of a rank that sends more bytes than a little: the last one, for which training may have
+to wait, is then short. Eight leave an eighth; a round costs every rank about a millisecond, whatever it brings."""
+LARGE = 1 << 24
+"""Numbers in a table from which a solve takes some tenths of a second, and in every epoch, the first too, is given
+LATE_STEPS to be ready in."""
+LATE_STEPS, LATE_SHARE = 12, 0.12
+"""Steps of an epoch that its last round does not wait for, at least, but no larger share of them than this."""
 LONGEST = 4.0
 """Timeouts that a rank waits at an epoch's end, at most. A lost member costs one, a lost leader two; the rest is for
 orders that were announced and not yet decided."""
@@ -51,6 +60,8 @@ STAGES = 1 << 20
 LAST_WORD = 1.0
 """Seconds, but no more than a quarter of the timeout, in which a rank that has closed its connections has told why: it
 does so before, if the store answers. Members wait twice as long: the leader, who may wait too, knows more."""
+COMMIT = torch.ones(1, dtype=torch.uint8)
+"""What the leader sends when its "commit" stands in the notices."""
 
 T = TypeVar("T")
 
@@ -88,7 +99,8 @@ class SharedPlanner(ABC):
         self._closed = False  # rule.order is the next epoch's already
         self._wire = Wire(transport, len(rule.order), dim, halves=rule.keeps_table)
         longest = max(layout.shard_sizes or (self._length,))
-        self._rounds = max(1, math.ceil(longest * dim * self._wire.payload.itemsize / ROUND_BYTES))
+        sent = longest * dim * self._wire.payload.itemsize
+        self._rounds = max(ROUNDS if sent > LITTLE else 1, math.ceil(sent / ROUND_BYTES))
         self._rounds_begun = 0
         self._turns = 0
         self._first_epoch = True
@@ -148,7 +160,7 @@ class SharedPlanner(ABC):
     def wants_start(self, trained: int, length: int, *, sketched: bool) -> bool:
         self._note(trained)
         rounds = self._rounds if self._early else self._rounds - 1  # the last one waits for the epoch's end
-        due = (self._rounds_begun + 1) / self._rounds * (EARLY_FROM if self._early else 1.0) * length
+        due = (self._rounds_begun + 1) / self._rounds * self._last_round(length)
         return self.fault is None and self._rounds_begun < rounds and trained >= due
 
     def start(self) -> None:
@@ -232,8 +244,22 @@ class SharedPlanner(ABC):
     # The epoch's end
 
     @property
+    def _large(self) -> bool:
+        return len(self.rule.order) * self._dim >= LARGE
+
+    @property
     def _early(self) -> bool:
-        return self.rule.keeps_table and not self._first_epoch
+        """Whether the next order is looked for before the epoch's end. After a first epoch that is not large all
+        examples are waited for: without a sketch they would get random places for an epoch."""
+        return self.rule.keeps_table and (self._large or not self._first_epoch)
+
+    def _last_round(self, length: int) -> float:
+        """The position, of so many in an epoch, from which its last round begins; a matter of sizes alone."""
+        if not self._early:
+            return length
+        steps = -(-length // self.layout.batch_size)
+        late = min(LATE_STEPS, int(LATE_SHARE * steps)) if self._large else 0
+        return min(EARLY_FROM * length, length - late * self.layout.batch_size)
 
     @property
     def _stage(self) -> int:
