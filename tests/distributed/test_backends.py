@@ -1,4 +1,4 @@
-"""Training over a backend that moves no CPU tensors, as NCCL: Heeler brings its own connections, and touches no other."""
+"""Over a backend that moves no CPU tensors, such as NCCL: Heeler brings its own connections, and touches no others."""
 
 import datetime
 import multiprocessing
@@ -18,7 +18,7 @@ EPOCHS = 3
 class Refusing(dist.ProcessGroup):
     """A process group without a single collective: each of them raises."""
 
-    def getBackendName(self) -> str:  # noqa: N802 (PyTorch's name)
+    def getBackendName(self) -> str:
         return "refusing"
 
 

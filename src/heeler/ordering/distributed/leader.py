@@ -15,7 +15,7 @@ from heeler.notices import warn
 from heeler.ordering.distributed.screening import suspicious
 from heeler.ordering.distributed.shared import COMMIT, STAGES, SharedPlanner, abort, verdict_key
 from heeler.ordering.distributed.transport import NO_ANSWER, RankFault
-from heeler.ordering.distributed.wire import Rows, join
+from heeler.ordering.distributed.wire import News, Rows, join
 from heeler.ordering.state import order_state
 
 
@@ -39,9 +39,9 @@ class Leader(SharedPlanner):
         # Never wait for another rank here: it may itself be waiting, at a barrier, for this one to have saved.
         with self._using_rule:
             if self.rule.keeps_table and self._closing is None:  # a table's rows may come in any order
-                for indices, vectors in self._waiting:
+                for indices, vectors in [*self._late, *self._waiting]:
                     self._feed(indices, vectors)
-                self._waiting.clear()
+                self._late, self._waiting = [], []
             state = order_state(self.rule, self._order, self._closed, self.layout)
             stash = join(self._stash or [], self._dim)
             return {
@@ -94,34 +94,41 @@ class Leader(SharedPlanner):
         deadline = time.monotonic() + self.transport.timeout
         return lambda: max(deadline - time.monotonic(), 0.1) / self.transport.timeout
 
-    def _exchange(self, rows: Rows, gone: IntArray, trained: int) -> None:
+    def _exchange(self, news: News, trained: int) -> None:
         patience = self._patience()
         received = self._wire.receive(self._others(), patience)
         if trained >= 0:
-            self._gathered = (self._turns, trained), [position for _, _, position in received]
-        collected = [(rows, gone), *((theirs, forgotten) for theirs, forgotten, _ in received)]
-        bad = suspicious([vectors for (_, vectors), _ in collected])
+            self._gathered = (self._turns, trained), [position for _, position in received]
+        collected = [news, *(theirs for theirs, _ in received)]
+        bad = suspicious([each.rows[1] for each in collected])
         with self._using_rule:
-            self._feed_all(collected, bad)
+            self._feed_all([self._screened(*each) for each in zip(range(len(bad)), collected, bad, strict=True)])
 
-    def _feed_all(self, collected: list[tuple[Rows, IntArray]], bad: list[NDArray[np.bool_]]) -> None:
-        for _, forgotten in collected:  # before any rank's sketches, all of which are newer
-            if forgotten.size:
-                self.rule.forget(forgotten)
-        for rank, (((indices, vectors), _), rejected) in enumerate(zip(collected, bad, strict=True)):
-            if rejected.any():
-                warn(
-                    "rank %d sent %d sketches (of %d) that are not finite or far larger than other ranks': "
-                    "they are left out",
-                    rank,
-                    int(rejected.sum()),
-                    rejected.size,
-                )
-                if self.rule.keeps_table:  # these examples keep the sketch they had
-                    indices, vectors = indices[~rejected], vectors[~rejected]
-                else:  # a pair's place must not be lost: as in the rules, they count as zero
-                    vectors = np.where(rejected[:, None], np.float32(0), vectors)
-            self._feed(indices, vectors)
+    def _feed_all(self, collected: list[News]) -> None:
+        for each in collected:  # before any rank's sketches, all of which are newer
+            if each.forgotten.size:
+                self.rule.forget(each.forgotten)
+        # What is of the epoch before goes first: by now any other rank may have trained on these examples again.
+        for (indices, vectors), late, _ in collected:
+            self._feed(indices[:late], vectors[:late])
+        for (indices, vectors), late, _ in collected:
+            self._feed(indices[late:], vectors[late:])
+
+    def _screened(self, rank: int, news: News, rejected: NDArray[np.bool_]) -> News:
+        """What a rank has seen, without what cannot be right."""
+        if not rejected.any():
+            return news
+        warn(
+            "rank %d sent %d sketches (of %d) that are not finite or far larger than other ranks': they are left out",
+            rank,
+            int(rejected.sum()),
+            rejected.size,
+        )
+        (indices, vectors), late, _ = news
+        if not self.rule.keeps_table:  # a pair's place must not be lost: as in the rules, they count as zero
+            return news._replace(rows=(indices, np.where(rejected[:, None], np.float32(0), vectors)))
+        keep = ~rejected  # the other examples keep the sketch they had
+        return news._replace(rows=(indices[keep], vectors[keep]), late=int(keep[:late].sum()))
 
     def _feed(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
         if not indices.size:

@@ -10,7 +10,7 @@ import torch
 from heeler.herding.validate import IntArray
 from heeler.ordering.distributed.shared import COMMIT, SharedPlanner, abort, verdict_key
 from heeler.ordering.distributed.transport import NO_ANSWER, ConnectionLost, RankFault
-from heeler.ordering.distributed.wire import Rows
+from heeler.ordering.distributed.wire import News
 
 
 class Member(SharedPlanner):
@@ -34,8 +34,8 @@ class Member(SharedPlanner):
         # their transfers, and the leader, who hears of any fault, ends these by leaving.
         self.transport.notices.post("at", stage)
 
-    def _exchange(self, rows: Rows, gone: IntArray, trained: int) -> None:
-        self._wire.send(rows, gone, trained)
+    def _exchange(self, news: News, trained: int) -> None:
+        self._wire.send(news, trained)
 
     def _new_part(self, stage: int) -> IntArray:
         part = torch.empty(self._length, dtype=self._wire.number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,17 @@ from heeler.ordering.distributed.transport import RankFault, Transport
 
 Rows = tuple[IntArray, NDArray[np.float32]]
 """(b,) numbers of examples and (b, K) their sketches."""
-_HEADER = 4
+_HEADER = 5
+
+
+class News(NamedTuple):
+    """What a rank has seen since the last round."""
+
+    rows: Rows
+    late: int
+    """So many of the rows, the first ones, are of the epoch before: other ranks may have newer ones."""
+    forgotten: IntArray
+    """Numbers of examples whose earlier sketches shall be forgotten."""
 
 
 class Wire:
@@ -29,17 +40,17 @@ class Wire:
         """The type in which numbers of examples travel."""
         self.payload = torch.float16 if halves else torch.float32
 
-    def send(self, rows: Rows, forgotten: IntArray, trained: int = -1) -> None:
-        """Send rows, the numbers of examples whose sketches shall be forgotten, and how far this rank has come."""
-        indices, vectors = rows
+    def send(self, news: News, trained: int = -1) -> None:
+        """Send what is new, and how far this rank has come."""
+        (indices, vectors), late, forgotten = news
         values, exponent = pack(vectors, self.payload)
-        header = torch.tensor([indices.size, forgotten.size, exponent, trained], dtype=torch.int64)
+        header = torch.tensor([indices.size, late, forgotten.size, exponent, trained], dtype=torch.int64)
         numbers = torch.from_numpy(np.concatenate([indices, forgotten])).to(self.number)
         # The leader receives from one rank after the other, and may wait for each: be more patient than that.
         self._transport.send([header], 0, patience=2.0)
         self._transport.send([numbers, values], 0, patience=2.0)
 
-    def receive(self, ranks: Sequence[int], patience: Callable[[], float]) -> list[tuple[Rows, IntArray, int]]:
+    def receive(self, ranks: Sequence[int], patience: Callable[[], float]) -> list[tuple[News, int]]:
         """What each of `ranks` sent. patience: how many timeouts are left for them all."""
         # From all at once: with many ranks on few cores, each takes its time to wake up.
         headers = [torch.empty(_HEADER, dtype=torch.int64) for _ in ranks]
@@ -51,19 +62,19 @@ class Wire:
 
     def _room(self, rank: int, header: torch.Tensor) -> list[torch.Tensor]:
         """For the numbers and sketches that a header announces."""
-        count, forgotten, _, _ = header.tolist()
+        count, late, forgotten, _, _ = header.tolist()
         limit = 4 * self._examples + 1024  # padded epochs and late rows: more than once per example, not much more
-        if not 0 <= count <= limit or not 0 <= forgotten <= limit:
+        if not 0 <= late <= count <= limit or not 0 <= forgotten <= limit:
             raise RankFault(rank, f"it announced {count} sketches, which cannot be")
         return [torch.empty(count + forgotten, dtype=self.number), torch.empty(count, self._dim, dtype=self.payload)]
 
-    def _unpacked(self, rank: int, header: torch.Tensor, body: list[torch.Tensor]) -> tuple[Rows, IntArray, int]:
-        (count, _, exponent, trained), (numbers, values) = header.tolist(), body
+    def _unpacked(self, rank: int, header: torch.Tensor, body: list[torch.Tensor]) -> tuple[News, int]:
+        (count, late, _, exponent, trained), (numbers, values) = header.tolist(), body
         indices = numbers.numpy().astype(np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= self._examples):
             raise RankFault(rank, "it sent numbers of examples that do not exist")
         vectors = values.float().mul_(math.ldexp(1.0, -exponent)).numpy()
-        return (indices[:count], vectors), indices[count:], trained
+        return News((indices[:count], vectors), late, indices[count:]), trained
 
 
 def join_indices(parts: list[IntArray]) -> IntArray:
@@ -76,6 +87,12 @@ def join(rows: list[Rows], dim: int) -> Rows:
     if not rows:
         return np.empty(0, np.int64), np.empty((0, dim), np.float32)
     return np.concatenate([i for i, _ in rows]), np.concatenate([v for _, v in rows])
+
+
+def without(rows: list[Rows], numbers: IntArray) -> list[Rows]:
+    """The rows of all other examples."""
+    kept = [(indices, vectors, ~np.isin(indices, numbers)) for indices, vectors in rows]
+    return [(indices[keep], vectors[keep]) for indices, vectors, keep in kept]
 
 
 def _median(sizes: NDArray[np.float32]) -> float:
