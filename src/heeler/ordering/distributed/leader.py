@@ -85,7 +85,7 @@ class Leader(SharedPlanner):
 
     def _meet(self, stage: int) -> None:
         turn, notices = stage // STAGES, self.transport.notices
-        late = notices.behind("at", stage, self._others(), self.transport.timeout, verdict_key(turn))
+        late = notices.behind("begun", stage, self._others(), self.transport.timeout, verdict_key(turn))
         if late:
             raise RankFault(late[0], NO_ANSWER)
 

@@ -29,11 +29,6 @@ class Member(SharedPlanner):
 
     # In the thread
 
-    def _meet(self, stage: int) -> None:
-        # The leader asks who has come. If all members asked too, a node of many would do nothing else: they wait in
-        # their transfers, and the leader, who hears of any fault, ends these by leaving.
-        self.transport.notices.post("at", stage)
-
     def _exchange(self, news: News, trained: int) -> None:
         self._wire.send(news, trained)
 

@@ -18,9 +18,9 @@ to wait, is then short. A round costs every rank about a millisecond of its proc
 LARGE = 1 << 24
 """Numbers in a table from which a solve takes some tenths of a second. It then gets LATE_STEPS to be ready in, and in
 the first epoch it does not wait for all sketches either."""
-LATE_STEPS, LATE_SHARE = 12, 0.12
-"""Steps of an epoch that its last round does not wait for, but no larger share of them than this; in long epochs
-EARLY_FROM leaves more. Measured on digits and a small network with epochs of 96 steps (`benchmarks.late_rows`)."""
+LATE_STEPS, LATE_PART = 14, 7
+"""Steps of an epoch that its last round does not wait for, but no more than a seventh of them; in long epochs
+EARLY_FROM leaves more. What that costs an order was measured on digits and a small network with epochs of 96 steps (`benchmarks.late_rows`)."""
 
 
 class Rounds:
@@ -53,5 +53,5 @@ class Rounds:
         if self._numbers < LARGE:
             return EARLY_FROM * length
         steps = -(-length // self._batch_size)
-        late = min(LATE_STEPS, int(LATE_SHARE * steps))
+        late = min(LATE_STEPS, steps // LATE_PART)
         return min(EARLY_FROM * length, length - late * self._batch_size)

@@ -108,9 +108,8 @@ class SharedPlanner(ABC):
 
     # What differs
 
-    @abstractmethod
-    def _meet(self, stage: int) -> None:
-        """Wait until leader and members are at this stage. In the thread."""
+    def _meet(self, stage: int) -> None:  # noqa: B027
+        """The leader waits until all have begun this stage. In the thread."""
 
     @abstractmethod
     def _exchange(self, news: News, trained: int) -> None:
@@ -249,7 +248,9 @@ class SharedPlanner(ABC):
     def _begin_sending(self, stage: int | None, trained: int = -1) -> Future[None]:
         """Send what waits. stage: to meet at first, unless the ranks have met."""
         rows, late = join([*self._late, *self._waiting], self._dim), sum(indices.size for indices, _ in self._late)
-        news = News(rows, late, np.unique(join_indices(self._forgotten)))
+        # Only if there are any: NumPy's first search for equals imports a package, on all ranks at the same moment.
+        forgotten = np.unique(join_indices(self._forgotten)) if self._forgotten else join_indices([])
+        news = News(rows, late, forgotten)
         self._late, self._waiting, self._forgotten = [], [], []
         return self._in_thread(self._turns, lambda: self._timed_exchange(stage, news, trained))
 
