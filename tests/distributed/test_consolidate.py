@@ -20,9 +20,7 @@ def train(rank: int, options: dict[str, Any], start: dict[str, Any] | None, stop
     """The indices trained on, step by step, and the state where it stopped."""
     rounds.ROUND_BYTES = 512  # several rounds an epoch
     options = dict(options)
-    if (
-        options.pop("table", "") == "large"
-    ):  # solves leave the last seven steps to the next epoch, in the first epoch too
+    if options.pop("table", "") == "large":  # a solve leaves the last seven steps to the next epoch
         rounds.LARGE = 1
     dataset, model = problem(EXAMPLES)
     shards = options.get("shards", "global") == "local"

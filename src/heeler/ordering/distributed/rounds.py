@@ -20,7 +20,8 @@ LARGE = 1 << 24
 the first epoch it does not wait for all sketches either."""
 LATE_STEPS, LATE_PART = 14, 7
 """Steps of an epoch that its last round does not wait for, but no more than a seventh of them; in long epochs
-EARLY_FROM leaves more. What that costs an order was measured on digits and a small network with epochs of 96 steps (`benchmarks.late_rows`)."""
+EARLY_FROM leaves more. What that costs an order was measured on digits and a small network with epochs of 96 steps
+(`benchmarks.late_rows`)."""
 
 
 class Rounds:
