@@ -124,11 +124,11 @@ class Leader(SharedPlanner):
             int(rejected.sum()),
             rejected.size,
         )
-        (indices, vectors), late, _ = news
+        (indices, vectors), late, forgotten = news
         if not self.rule.keeps_table:  # a pair's place must not be lost: as in the rules, they count as zero
-            return news._replace(rows=(indices, np.where(rejected[:, None], np.float32(0), vectors)))
+            return News((indices, np.where(rejected[:, None], np.float32(0), vectors)), late, forgotten)
         keep = ~rejected  # the other examples keep the sketch they had
-        return news._replace(rows=(indices[keep], vectors[keep]), late=int(keep[:late].sum()))
+        return News((indices[keep], vectors[keep]), int(keep[:late].sum()), forgotten)
 
     def _feed(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
         if not indices.size:
