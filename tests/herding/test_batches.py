@@ -200,6 +200,18 @@ def test_vectors_that_are_all_alike_give_a_random_order(batch_size):
         assert got.sweeps <= 1
 
 
+def test_steps_that_changed_are_summed_again():
+    table, sizes = normal(1000, 5), [520, 480]
+    offsets = np.append(0, np.cumsum(sizes))
+    steps = batches._Steps(table, np.arange(1000), offsets, 16, None, None)
+    before = steps._sums.copy()
+    steps.level(np.random.default_rng(0))
+    kept = steps._sums.copy()
+    steps._kernels.step_sums(*steps._arguments)
+    np.testing.assert_array_equal(kept, steps._sums)
+    assert 2 < (before != kept).any(axis=1).sum() < steps.count
+
+
 def test_unseen_examples_come_in_the_first_half():
     rng = np.random.default_rng(0)
     table, sizes = rng.standard_normal((1000, 5)), [500, 500]

@@ -260,8 +260,18 @@ class _Steps:
             rows, cells = self._rows[places], self._cells[places]
             fixed = (self._table, rows, cells, self._strata, offsets, self._means, self._scale)
             self._kernels.exchange(*fixed, totals, _pairs(0, len(kinds), rng))
+            moved = places[rows != self._rows[places]]
             self._rows[places] = rows
-            self._kernels.step_sums(*self._arguments)
+            self._sum_again(np.unique(np.searchsorted(self._offsets, moved, side="right") - 1))
+
+    def _sum_again(self, steps: IntArray) -> None:
+        """The sums of these steps, whose examples have changed: a few examples must not cost a look at all of them."""
+        sizes, sums = np.diff(self._offsets)[steps], check.aligned(steps.size, self._sums.shape[1], dtype=np.float32)
+        offsets = np.append(0, np.cumsum(sizes))
+        places = np.repeat(self._offsets[steps] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        fixed = (self._strata, offsets, self._means, self._scale)
+        self._kernels.step_sums(self._table, self._rows[places], self._cells[places], *fixed, sums)
+        self._sums[steps] = sums
 
     def balance(self, rounds: int, rng: np.random.Generator) -> int:
         """Exchange examples between near steps of a kind as long as that helps; returns the rounds done."""
