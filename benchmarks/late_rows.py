@@ -3,9 +3,9 @@
 python -m benchmarks.late_rows [--data DIR] > benchmarks/results/late-rows.json
 
 "all": every solve waits for the epoch's end. "3%": from the second epoch on, solves begin at 97% of the positions, and
-the last rows come with the next epoch, as between workers with a small table. "a seventh": they begin a seventh before
+the last rows come with the next epoch, as between workers with a small table. "a sixth": they begin a sixth before
 the end, and in the first epoch too, in which the last rows are missing; as between workers with a large table and
-epochs of 100 steps or fewer. "a seventh, anywhere": the same, with examples that have no row at random places of the
+epochs of 100 steps or fewer. "a sixth, anywhere": the same, with examples that have no row at random places of the
 whole epoch, not of its first half.
 
 One process stands for all workers. Losses are geometric means over seeds and epochs of the distance from the optimum,
@@ -36,8 +36,8 @@ LATE = 1.0 - 1.0 / LATE_PART
 POLICIES = {
     "all": (1.0, 1.0),
     "3%": (1.0, EARLY_FROM),
-    "a seventh": (LATE, LATE),
-    "a seventh, anywhere": (LATE, LATE),
+    "a sixth": (LATE, LATE),
+    "a sixth, anywhere": (LATE, LATE),
 }
 """From which share of the first epoch, and of later ones, the solve begins."""
 IN_FRONT = batches._unseen_in_front

@@ -11,7 +11,7 @@ import heeler
 from heeler.ordering.distributed import rounds
 from tests.distributed.ranks import problem, run_ranks, set_up
 
-EXAMPLES = 400  # 50 steps of 4 on each of two ranks; the last seven lie behind the start of a large solve
+EXAMPLES = 400  # 50 steps of 4 on each of two ranks; the last eight lie behind the start of a large solve
 STEPS = 50
 EPOCHS = 3
 
@@ -20,7 +20,7 @@ def train(rank: int, options: dict[str, Any], start: dict[str, Any] | None, stop
     """The indices trained on, step by step, and the state where it stopped."""
     rounds.ROUND_BYTES = 512  # several rounds an epoch
     options = dict(options)
-    if options.pop("table", "") == "large":  # a solve leaves the last seven steps to the next epoch
+    if options.pop("table", "") == "large":  # a solve leaves the last eight steps to the next epoch
         rounds.LARGE = 1
     dataset, model = problem(EXAMPLES)
     shards = options.get("shards", "global") == "local"

@@ -176,7 +176,7 @@ def _unseen_in_front(start: IntArray, shards: IntArray, seen: NDArray[np.bool_],
     """(N,) as `start`, with each worker's examples without a vector at random places of its first half.
 
     Spread over all places, 3% of them undo most of a solve: nothing balances them, and what the last steps do wrong
-    stays. In the first half, a seventh of them costs little (`benchmarks.late_rows`).
+    stays. In the first half, a sixth of them costs little (`benchmarks.late_rows`).
     """
     order = start.copy()
     for a, b in pairwise(shards.tolist()):

@@ -18,8 +18,8 @@ to wait, is then short. A round costs every rank about a millisecond of its proc
 LARGE = 1 << 24
 """Numbers in a table from which a solve takes some tenths of a second. It then gets LATE_STEPS to be ready in, and in
 the first epoch it does not wait for all sketches either."""
-LATE_STEPS, LATE_PART = 14, 7
-"""Steps of an epoch that its last round does not wait for, but no more than a seventh of them; in long epochs
+LATE_STEPS, LATE_PART = 16, 6
+"""Steps of an epoch that its last round does not wait for, but no more than a sixth of them; in long epochs
 EARLY_FROM leaves more. What that costs an order was measured on digits and a small network with epochs of 96 steps
 (`benchmarks.late_rows`)."""
 
