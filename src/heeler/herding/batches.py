@@ -175,8 +175,8 @@ def _swept(
 def _unseen_in_front(start: IntArray, shards: IntArray, seen: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
     """(N,) as `start`, with each worker's examples without a vector at random places of its first half.
 
-    Spread over all places, 3% of them undo most of a solve: nothing balances them, and what the last steps do wrong
-    stays. In the first half, a sixth of them costs little (`benchmarks.late_rows`).
+    Anywhere, a sixth of them undoes the solve, and more: nothing balances them, and what the last steps do wrong stays.
+    In the first half they cost little (`benchmarks.late_rows`).
     """
     order = start.copy()
     for a, b in pairwise(shards.tolist()):
