@@ -1,7 +1,7 @@
 """What many workers' common order costs: bytes, seconds and waits, in real gloo processes on this machine.
 
-Training is played: the sketches are random numbers, steps take no time until the last stretch of an epoch, in which the
-next order is on its way, and every step there sleeps as long as a real one would take.
+Training is played: the sketches are random numbers, and every step sleeps for the time that a small all-reduce over all
+ranks leaves of it. Epochs with Heeler and epochs without take turns, so that what the machine does besides is in both.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ import heeler
 from heeler.herding import make_rule
 from heeler.herding import solve as solve_table
 from heeler.ordering.dealing import IntArray, deal
-from heeler.ordering.planner import EARLY_FROM
 
 STEADY_EPOCHS = 3
-"""Measured after the first, which cannot start early."""
+"""Measured after the first, in which all connections, tables and buffers are used for the first time."""
 PUBLISHED_STEPS = 3
 PUBLISHED_BYTES = 4 << 30
 """Memory for all ranks' gathered gradients together; where it is too little, shorter gradients are sent."""
@@ -94,7 +93,13 @@ def _host_role(
 
     sent = sum(steady(measured, "bytes_sent") for measured in ranks)
     exchange, solve = steady(host, "exchange_seconds"), steady(host, "solve_seconds")
-    waits = [max(measured["waited_seconds"][epoch] for measured in ranks) for epoch in range(1 + STEADY_EPOCHS)]
+
+    def each(name: str, of_ranks: Callable[[list[float]], float]) -> list[float]:
+        return [of_ranks([measured[name][epoch] for measured in ranks]) for epoch in range(1 + STEADY_EPOCHS)]
+
+    waits = each("waited_seconds", max)
+    ratios = [with_it / plain for with_it, plain in zip(each("seconds", max), each("plain_seconds", max), strict=True)]
+    cpu = [a - b for a, b in zip(each("cpu_seconds", sum), each("plain_cpu_seconds", sum), strict=True)]
     return {
         "bytes_per_example": sent / examples,
         "bytes_per_worker": max(steady(m, "bytes_sent") + steady(m, "bytes_received") for m in others or ranks),
@@ -110,46 +115,64 @@ def _host_role(
         "wait_share": statistics.median(waits[1:]) / epoch_seconds,
         "first_wait_seconds": waits[0],
         "first_wait_share": waits[0] / epoch_seconds,
-        "note": "seconds of the host, wait of the slowest rank; medians of the epochs after the first",
+        "plain_epoch_seconds_each": each("plain_seconds", max),
+        "epoch_ratio": statistics.median(ratios[1:]),
+        "epoch_ratio_each": ratios,
+        "cpu_seconds": statistics.median(cpu[1:]),
+        "cpu_seconds_each": cpu,
+        "note": "exchange and solve of the host, wait of the slowest rank; epoch_ratio: an epoch's time to that of the "
+        "epoch without Heeler before it; cpu_seconds: of all ranks, beyond those of that epoch; medians of the epochs "
+        "after the first",
     }
 
 
 def _play(
     vectors: np.ndarray[Any, Any], count: int, rank: int, batch_size: int, step: float, shards: Any
 ) -> dict[str, list[float]]:
-    """Epochs of one rank; what each cost, by name."""
+    """Epochs of one rank, each after one without Heeler; what each cost, by name."""
     examples, dim = vectors.shape
     own = np.array_split(np.arange(examples), count)[rank] if shards == "local" else np.arange(examples)
     sampler = heeler.Sampler(len(own), batch_size=batch_size, dim=dim, shards=shards)
     planner = sampler.session.planner
-    if rank == 0:
-        _compile(dim, batch_size, 2 if shards == "local" else 1)
     rng = np.random.default_rng(rank)
-    names = ("exchange_seconds", "solve_seconds", "waited_seconds", "bytes_sent", "bytes_received")
-    measured: dict[str, list[float]] = {name: [] for name in names}
+    measured: dict[str, list[float]] = {}
+
+    def note(numbers: dict[str, float]) -> None:
+        for name, number in numbers.items():
+            measured.setdefault(name, []).append(number)
+
+    def train(at: int, indices: IntArray) -> None:
+        drift = rng.standard_normal((1, dim), dtype=np.float32)  # gradients change from epoch to epoch
+        planner.observe(indices, vectors[own[indices]] + drift)
+        if planner.wants_start(at + len(indices), len(planner.indices), sketched=True):
+            planner.start()
+
     before = planner.metrics()
     for _ in range(1 + STEADY_EPOCHS):
-        walk = planner.indices
-        starts = range(0, len(walk), batch_size)
-        quick = math.ceil(EARLY_FROM * len(starts)) - 1
-        for number, at in enumerate(starts):
-            indices = walk[at : at + batch_size]
-            if number == quick:  # training's own collectives keep the ranks together: the barrier stands for them
-                dist.barrier()
-                clock = time.perf_counter()
-            if number >= quick:
-                time.sleep(max(0.0, clock + (number - quick + 1) * step - time.perf_counter()))
-            drift = rng.standard_normal((1, dim), dtype=np.float32)  # gradients change from epoch to epoch
-            planner.observe(indices, vectors[own[indices]] + drift)
-            if planner.wants_start(at + len(indices), len(walk), sketched=True):
-                planner.start()
-        planner.next_order()
+        plain = _epoch(planner.indices, batch_size, step, lambda at, indices: None, lambda: None)
+        note({f"plain_{name}": number for name, number in plain.items()})
+        note(_epoch(planner.indices, batch_size, step, train, planner.next_order))
         now = planner.metrics()
-        for name in names:
-            measured[name].append(now[name] - (before[name] if name.startswith("bytes") else 0.0))
+        note({name: now[name] - (before[name] if name.startswith("bytes") else 0.0) for name in now})
         before = now
-        dist.barrier()
     return measured
+
+
+def _epoch(
+    walk: IntArray, batch_size: int, step: float, train: Callable[[int, IntArray], None], close: Callable[[], None]
+) -> dict[str, float]:
+    """An epoch in steps that take `step` seconds, if nothing holds them up, their collective included."""
+    gradient = torch.zeros(1)
+    dist.barrier()
+    began, used = time.perf_counter(), time.process_time()
+    for at in range(0, len(walk), batch_size):
+        clock = time.perf_counter() + step
+        train(at, walk[at : at + batch_size])
+        dist.all_reduce(gradient)  # keeps the ranks together, as training does
+        time.sleep(max(0.0, clock - time.perf_counter()))
+    close()
+    dist.all_reduce(gradient)  # the next epoch's first: nobody trains before all do
+    return {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - used}
 
 
 def _compile(dim: int, batch_size: int, shards: int) -> None:

@@ -75,7 +75,7 @@ def run(rank: int, faults: list[Fault], kills: bool, examples: int) -> dict[str,
         wire.Wire.send, planner.observe = send, observe
 
     def lie(self: Any, rows: Any, *rest: Any) -> None:
-        self._transport.send([torch.tensor([2**40, 0, 0, -1])], 0, patience=2.0)
+        self._transport.send([torch.tensor([2**40, 0, 0, 0, -1])], 0, patience=2.0)
         self._transport.send([torch.zeros(5)], 0, patience=2.0)
 
     def disturb(epoch: int, step: int) -> None:

@@ -20,13 +20,14 @@ def test_what_is_measured(shards: str) -> None:
     for row in result["workers"]:
         ours, alike, published = row["heeler"], row["all_ranks_alike"], row["published_cd_grab"]
         workers = row["workers"]
-        # An epoch's sketches and numbers of examples of all but the host, one header each, and everyone's order back.
-        assert ours["bytes_total"] == (workers - 1) * (96 / workers * (8 * 2 + 4 + 4) + 4 * 8)
+        # An epoch's sketches and numbers of examples of all but the host, one header each, and everyone's order back,
+        # with a byte that says that all have theirs.
+        assert ours["bytes_total"] == (workers - 1) * (96 / workers * (8 * 2 + 4 + 4) + 5 * 8 + 1)
         assert ours["bytes_of_host"] == ours["bytes_total"]
         assert alike["bytes_total"] == workers * (workers - 1) * 96 / workers * (8 * 2 + 4)
         assert published["bytes_per_example"] == (workers - 1) * 4 * 100 / 4
         assert ours["exchange_and_solve_share"] > 0
-        assert len(ours["wait_seconds_each"]) == 1 + bench.STEADY_EPOCHS
+        assert len(ours["wait_seconds_each"]) == len(ours["epoch_ratio_each"]) == 1 + bench.STEADY_EPOCHS
     assert json.loads(json.dumps(result)) == result
 
 

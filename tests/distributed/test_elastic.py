@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from heeler.ordering.distributed import shared
+from heeler.ordering.distributed import rounds
 from tests.distributed.ranks import problem, run_ranks, set_up
 
 EXAMPLES = 50
@@ -66,7 +66,7 @@ def test_saving_on_rank_0_alone_between_barriers_waits_for_nobody() -> None:
     """At the very step at which a round begins: the other rank begins it only with its next forward."""
 
     def saves_alone(rank: int) -> tuple[float, bool]:
-        shared.ROUND_BYTES = 64  # a round every few steps
+        rounds.ROUND_BYTES = 64  # a round every few steps
         dataset, model = problem(EXAMPLES)
         sampler, handle, loader = set_up(dataset, model, exchange_timeout=5.0)
         longest = 0.0

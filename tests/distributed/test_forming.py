@@ -78,7 +78,7 @@ def lying() -> Any:
     send = wire.Wire.send
 
     def announce(self: Any, rows: Any, *rest: Any) -> None:
-        self._transport.send([torch.tensor([2**40, 0, 0, -1])], 0, patience=2.0)
+        self._transport.send([torch.tensor([2**40, 0, 0, 0, -1])], 0, patience=2.0)
         self._transport.send([torch.zeros(5)], 0, patience=2.0)
 
     wire.Wire.send = announce

@@ -1,4 +1,4 @@
-"""Two hosts: two network namespaces joined by a cable, a torchrun in each, rendezvous over c10d."""
+"""Two hosts: two network namespaces joined by a cable, a torchrun with two ranks in each, rendezvous over c10d."""
 
 import os
 import shutil
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
+EACH = 2
 SCRIPT = Path(__file__).with_name("torchrun_script.py")
 
 
@@ -52,7 +53,7 @@ def test_two_hosts(hosts: list[tuple[str, str]], tmp_path: Path) -> None:
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "GLOO_SOCKET_IFNAME": cable,
         }
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={EACH}"]
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29517", "--rdzv-id=heeler"]
         command += [f"--rdzv-conf=is_host={1 - number}", f"--local-addr={ADDRESSES[number]}"]
         runs.append(
@@ -66,7 +67,7 @@ def test_two_hosts(hosts: list[tuple[str, str]], tmp_path: Path) -> None:
         )
     errors = [run.communicate(timeout=120)[1] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], "\n".join(errors)[-3000:]
-    ranks = [torch.load(tmp_path / f"seen-{rank}.pt", weights_only=True) for rank in range(2)]
+    ranks = [torch.load(tmp_path / f"seen-{rank}.pt", weights_only=True) for rank in range(2 * EACH)]
     for epoch in range(4):
         together = [index for seen in ranks for at, index in seen if at == epoch]
         assert sorted(together) == list(range(40))

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import heeler
-from heeler.ordering.distributed import shared
+from heeler.ordering.distributed import rounds
 from heeler.sketch.preconditioner import squared_denominator
 from tests.distributed.ranks import gradients, problem, run_ranks
 
@@ -19,7 +19,7 @@ EXAMPLES, BATCH = 32, 4
 
 def trained(rank: int, round_bytes: int) -> Any:
     """Two epochs at rate 0, at which gradients stay: the multipliers by hand as the second began, and the table."""
-    shared.ROUND_BYTES = round_bytes
+    rounds.ROUND_BYTES = round_bytes
     dataset, plain = problem(EXAMPLES)
     model = DistributedDataParallel(plain)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0)

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import heeler
 from heeler.herding import make_rule
-from heeler.ordering.distributed import shared
+from heeler.ordering.distributed import rounds
 from tests.distributed.ranks import gradients, problem, run_ranks, set_up, walk
 
 EPOCHS = 5
@@ -94,7 +94,7 @@ def shard(rank: int, sizes: tuple[int, ...]) -> Any:
 
 
 def local_walk(rank: int, sizes: tuple[int, ...], order: str, round_bytes: int = 1 << 26) -> list[list[int]]:
-    shared.ROUND_BYTES = round_bytes
+    rounds.ROUND_BYTES = round_bytes
     own, _, model, _ = shard(rank, sizes)
     sampler, _, loader = set_up(own, model, order=order, shards="local", seed=5)
     assert len(sampler) == sizes[rank]

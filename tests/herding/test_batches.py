@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import batches, kernels_batches, parallel_herding_bound
-from heeler.herding.batches import ROUNDS, SLACK, herded, quieted, solve_batches
+from heeler.herding.batches import NEAR, ROUNDS, SLACK, herded, quieted, solve_batches
 from heeler.herding.strata import stratified_order
 from tests.herding import reference
 from tests.herding.strategies import centred, shards, split, vectors
@@ -198,6 +198,34 @@ def test_vectors_that_are_all_alike_give_a_random_order(batch_size):
         np.testing.assert_array_equal(np.sort(got.order), np.arange(50))
         assert got.bound_after == pytest.approx(0, abs=1e-6)
         assert got.sweeps <= 1
+
+
+def test_steps_that_changed_are_summed_again():
+    table, sizes = normal(1000, 5), [520, 480]
+    offsets = np.append(0, np.cumsum(sizes))
+    steps = batches._Steps(table, np.arange(1000), offsets, 16, None, None)
+    before = steps._sums.copy()
+    steps.level(np.random.default_rng(0))
+    kept = steps._sums.copy()
+    steps._kernels.step_sums(*steps._arguments)
+    np.testing.assert_array_equal(kept, steps._sums)
+    assert 2 < (before != kept).any(axis=1).sum() < steps.count
+
+
+def test_unseen_examples_come_in_the_first_half():
+    rng = np.random.default_rng(0)
+    table, sizes = rng.standard_normal((1000, 5)), [500, 500]
+    seen = rng.random(1000) < 0.9
+    order = solve_batches(table, batch_size=10, shard_sizes=sizes, seen=seen).order
+    for own, a, b in zip(split(order, sizes), (0, 500), (500, 1000), strict=True):
+        places = np.flatnonzero(~seen[own])
+        assert places.max() < (b - a) // 2 + 10 * 2 * NEAR * ROUNDS  # as far as exchanges may take them
+        assert abs(places.mean() / (b - a) - 0.25) < 0.06
+        assert sorted(own) == list(range(a, b))
+    few = rng.random(1000) < 0.2  # more than a half fills up from the front
+    order = solve_batches(table, batch_size=10, seen=few).order
+    assert few[order[-100:]].all()
+    assert sorted(order) == list(range(1000))
 
 
 def test_unseen_examples_count_as_their_workers_mean():

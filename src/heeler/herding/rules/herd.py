@@ -52,6 +52,17 @@ class Herd(TabledRule):
             return first_order(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
         return self._shuffled()
 
+    def warm_up(self) -> None:
+        """Loading takes a second, compiling, once per machine, some ten."""
+        workers, dim = min(self.workers, 2), self.dim or 1
+        each = max(16, -(-2048 // dim))  # more numbers than NumPy rounds by itself: see `SketchTable`
+        strata = None if self.strata is None else np.arange(workers * each) % 2
+        twin = Herd(workers * each, dim, batch_size=4, shard_sizes=[each] * workers, strata=strata)
+        vectors = np.random.default_rng(0).standard_normal((workers * each, dim), dtype=np.float32)
+        for _ in range(2):
+            twin.observe(twin.order, vectors)
+            twin.next_order()
+
     def solve(self) -> Solution | None:
         """Order all examples; None if none has a vector. Changes nothing."""
         if not self.table.seen.any():

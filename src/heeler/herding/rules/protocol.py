@@ -54,6 +54,9 @@ class OrderingRule(ABC):
     def next_order(self) -> IntArray:
         """Close the epoch; returns the new order, also found in `order`."""
 
+    def warm_up(self) -> None:  # noqa: B027
+        """Compile or load now what `observe` and `next_order` need, so that they need not. Changes nothing."""
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """All state, the random numbers' too, as a copy: arrays, numbers, strings and dicts of these."""

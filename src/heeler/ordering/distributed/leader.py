@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.distributed.screening import suspicious
-from heeler.ordering.distributed.shared import STAGES, SharedPlanner, abort, verdict_key
+from heeler.ordering.distributed.shared import COMMIT, STAGES, SharedPlanner, abort, verdict_key
 from heeler.ordering.distributed.transport import NO_ANSWER, RankFault
-from heeler.ordering.distributed.wire import Rows, join
+from heeler.ordering.distributed.wire import News, Rows, join
 from heeler.ordering.state import order_state
 
 
@@ -26,6 +26,7 @@ class Leader(SharedPlanner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.rule.warm_up()  # now, or all ranks would wait for it at the end of the first epoch
         self._order: IntArray = self.rule.order
         # An online rule over one dealt order needs the epoch's sketches in that order, so they wait for its end.
         waits = self.layout.shard_sizes is None and not self.rule.keeps_table
@@ -38,9 +39,9 @@ class Leader(SharedPlanner):
         # Never wait for another rank here: it may itself be waiting, at a barrier, for this one to have saved.
         with self._using_rule:
             if self.rule.keeps_table and self._closing is None:  # a table's rows may come in any order
-                for indices, vectors in self._waiting:
+                for indices, vectors in [*self._late, *self._waiting]:
                     self._feed(indices, vectors)
-                self._waiting.clear()
+                self._late, self._waiting = [], []
             state = order_state(self.rule, self._order, self._closed, self.layout)
             stash = join(self._stash or [], self._dim)
             return {
@@ -84,44 +85,50 @@ class Leader(SharedPlanner):
 
     def _meet(self, stage: int) -> None:
         turn, notices = stage // STAGES, self.transport.notices
-        late = notices.behind("at", stage, self._others(), self.transport.timeout, verdict_key(turn))
+        late = notices.behind("begun", stage, self._others(), self.transport.timeout, verdict_key(turn))
         if late:
             raise RankFault(late[0], NO_ANSWER)
-        notices.post("at", stage)
 
     def _patience(self) -> Callable[[], float]:
         """How many timeouts are left, of one for all ranks: members, who wait for this one, count on it."""
         deadline = time.monotonic() + self.transport.timeout
         return lambda: max(deadline - time.monotonic(), 0.1) / self.transport.timeout
 
-    def _exchange(self, rows: Rows, gone: IntArray, trained: int) -> None:
+    def _exchange(self, news: News, trained: int) -> None:
         patience = self._patience()
-        received = [self._wire.receive(rank, patience) for rank in self._others()]
+        received = self._wire.receive(self._others(), patience)
         if trained >= 0:
-            self._gathered = (self._turns, trained), [position for _, _, position in received]
-        collected = [(rows, gone), *((theirs, forgotten) for theirs, forgotten, _ in received)]
-        bad = suspicious([vectors for (_, vectors), _ in collected])
+            self._gathered = (self._turns, trained), [position for _, position in received]
+        collected = [news, *(theirs for theirs, _ in received)]
+        bad = suspicious([each.rows[1] for each in collected])
         with self._using_rule:
-            self._feed_all(collected, bad)
+            self._feed_all([self._screened(*each) for each in zip(range(len(bad)), collected, bad, strict=True)])
 
-    def _feed_all(self, collected: list[tuple[Rows, IntArray]], bad: list[NDArray[np.bool_]]) -> None:
-        for _, forgotten in collected:  # before any rank's sketches, all of which are newer
-            if forgotten.size:
-                self.rule.forget(forgotten)
-        for rank, (((indices, vectors), _), rejected) in enumerate(zip(collected, bad, strict=True)):
-            if rejected.any():
-                warn(
-                    "rank %d sent %d sketches (of %d) that are not finite or far larger than other ranks': "
-                    "they are left out",
-                    rank,
-                    int(rejected.sum()),
-                    rejected.size,
-                )
-                if self.rule.keeps_table:  # these examples keep the sketch they had
-                    indices, vectors = indices[~rejected], vectors[~rejected]
-                else:  # a pair's place must not be lost: as in the rules, they count as zero
-                    vectors = np.where(rejected[:, None], np.float32(0), vectors)
-            self._feed(indices, vectors)
+    def _feed_all(self, collected: list[News]) -> None:
+        for each in collected:  # before any rank's sketches, all of which are newer
+            if each.forgotten.size:
+                self.rule.forget(each.forgotten)
+        # What is of the epoch before goes first: by now any other rank may have trained on these examples again.
+        for (indices, vectors), late, _ in collected:
+            self._feed(indices[:late], vectors[:late])
+        for (indices, vectors), late, _ in collected:
+            self._feed(indices[late:], vectors[late:])
+
+    def _screened(self, rank: int, news: News, rejected: NDArray[np.bool_]) -> News:
+        """What a rank has seen, without what cannot be right."""
+        if not rejected.any():
+            return news
+        warn(
+            "rank %d sent %d sketches (of %d) that are not finite or far larger than other ranks': they are left out",
+            rank,
+            int(rejected.sum()),
+            rejected.size,
+        )
+        (indices, vectors), late, forgotten = news
+        if not self.rule.keeps_table:  # a pair's place must not be lost: as in the rules, they count as zero
+            return News((indices, np.where(rejected[:, None], np.float32(0), vectors)), late, forgotten)
+        keep = ~rejected  # the other examples keep the sketch they had
+        return News((indices[keep], vectors[keep]), int(keep[:late].sum()), forgotten)
 
     def _feed(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
         if not indices.size:
@@ -140,11 +147,9 @@ class Leader(SharedPlanner):
             self._closed = self._failed is None  # else the epoch's end did not wait for this
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()
-        self.transport.notices.post("at", stage)
-        patience = self._patience()
-        for rank in self._others():
-            part = torch.from_numpy(self.layout.part(order, rank)).to(self._wire.number)
-            self.transport.send([part], rank, patience=patience())
+        self.transport.send_each(
+            [(rank, [torch.from_numpy(self.layout.part(order, rank)).to(self._wire.number)]) for rank in self._others()]
+        )
         self._times["exchange_seconds"] += time.perf_counter() - started
         return self.layout.part(order)
 
@@ -157,7 +162,10 @@ class Leader(SharedPlanner):
         # A rank that has voted waits for three timeouts. If this one was frozen for as long, that one has gone on.
         frozen = time.monotonic() - started > 2.0 * timeout
         word = abort(RankFault(0, "it was held up for longer than the others wait")) if frozen else "commit"
-        return notices.decide(verdict_key(turn), word)
+        standing = notices.decide(verdict_key(turn), word)
+        if standing == "commit":
+            self.transport.tell_each(COMMIT, self._others())
+        return standing
 
     def _start_over(self) -> None:
         with self._using_rule:

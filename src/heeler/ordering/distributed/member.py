@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from heeler.herding.validate import IntArray
-from heeler.ordering.distributed.shared import STAGES, SharedPlanner, abort, verdict_key
-from heeler.ordering.distributed.transport import NO_ANSWER, RankFault
-from heeler.ordering.distributed.wire import Rows
+from heeler.ordering.distributed.shared import COMMIT, SharedPlanner, abort, verdict_key
+from heeler.ordering.distributed.transport import NO_ANSWER, ConnectionLost, RankFault
+from heeler.ordering.distributed.wire import News
 
 
 class Member(SharedPlanner):
@@ -29,21 +29,10 @@ class Member(SharedPlanner):
 
     # In the thread
 
-    def _meet(self, stage: int) -> None:
-        self.transport.notices.post("at", stage)
-        self._await_leader(stage)
-
-    def _await_leader(self, stage: int) -> None:
-        # The leader waits for a rank at most `timeout`; whoever waits for the leader must be more patient than that.
-        wait, key = 2.0 * self.transport.timeout, verdict_key(stage // STAGES)
-        if self.transport.notices.behind("at", stage, [0], wait, key):
-            raise RankFault(0, NO_ANSWER)
-
-    def _exchange(self, rows: Rows, gone: IntArray, trained: int) -> None:
-        self._wire.send(rows, gone, trained)
+    def _exchange(self, news: News, trained: int) -> None:
+        self._wire.send(news, trained)
 
     def _new_part(self, stage: int) -> IntArray:
-        self._await_leader(stage)
         part = torch.empty(self._length, dtype=self._wire.number)
         self.transport.receive([part], 0, patience=2.0)  # the leader may itself wait for another rank
         return part.numpy().astype(np.int64)
@@ -52,4 +41,12 @@ class Member(SharedPlanner):
         notices, key = self.transport.notices, verdict_key(turn)
         self._vote(stage)
         # From here on only the verdict tells what the others do. While it cannot be read, waiting is all there is.
-        return notices.decided(key, 3.0 * self.transport.timeout) or notices.decide(key, abort(RankFault(0, NO_ANSWER)))
+        wait = 0.0
+        try:
+            self.transport.receive([torch.empty_like(COMMIT)], 0, patience=3.0)
+            return "commit"
+        except ConnectionLost:
+            wait = 2.0 * self._moment  # the leader has left, and said why, or is gone
+        except RankFault:
+            pass
+        return notices.decided(key, wait) or notices.decide(key, abort(RankFault(0, NO_ANSWER)))

@@ -1,11 +1,12 @@
 """What a leader and its members have in common: an epoch in rounds, and one verdict at its end.
 
 One rank leads and solves for all: two machines that solve the same table may differ in the last bit of a sum, and then
-in everything after it; and a sketch travels once. An epoch is cut into rounds, at fixed positions, in which every rank
-sends what it has seen since the last one, in a thread. Where the rule keeps a table, from the second epoch on, the last
-round is early enough for the next order to be there when the epoch ends; what comes after it goes with the next epoch.
+in everything after it; and a sketch travels once. An epoch is cut into rounds, at fixed positions (see `Rounds`), in
+which every rank sends what it has seen since the last one, in a thread.
 
-Before each transfer the ranks post how far they have come, so that a rank which waits in vain knows whom it waits for.
+Before each transfer the ranks post how far they have come, so that the leader knows whom it waits for. Members wait in
+their transfers: on a node of many ranks, asking again and again would take the processors that the solve needs. A
+leader that hears of a fault leaves, and they find out at once.
 
 Whether an order is used is decided once, in the transport's notices, where the first verdict stands: the leader's
 "commit", after all ranks have said that they have their part, or any rank's "abort", after a bounded wait. So all ranks
@@ -15,7 +16,6 @@ notices, as soon as all of them have answered a roll call (see `RollCall`).
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from heeler.herding import OrderingRule
@@ -36,13 +37,11 @@ from heeler.ordering.dealing import Layout
 from heeler.ordering.distributed.follower import tell_peers
 from heeler.ordering.distributed.forming import Gathering, RollCall
 from heeler.ordering.distributed.notices import Stopped, StoreLost
+from heeler.ordering.distributed.rounds import Rounds
 from heeler.ordering.distributed.transport import NO_ANSWER, ConnectionLost, RankFault, Transport
-from heeler.ordering.distributed.wire import Rows, Wire, join, join_indices
-from heeler.ordering.planner import EARLY_FROM
+from heeler.ordering.distributed.wire import News, Rows, Wire, join, join_indices, without
 from heeler.ordering.state import resumed_order
 
-ROUND_BYTES = 1 << 22
-"""Sketches that a rank keeps back, at most, before it sends them."""
 LONGEST = 4.0
 """Timeouts that a rank waits at an epoch's end, at most. A lost member costs one, a lost leader two; the rest is for
 orders that were announced and not yet decided."""
@@ -51,6 +50,8 @@ STAGES = 1 << 20
 LAST_WORD = 1.0
 """Seconds, but no more than a quarter of the timeout, in which a rank that has closed its connections has told why: it
 does so before, if the store answers. Members wait twice as long: the leader, who may wait too, knows more."""
+COMMIT = torch.ones(1, dtype=torch.uint8)
+"""What the leader sends when its "commit" stands in the notices."""
 
 T = TypeVar("T")
 
@@ -88,11 +89,13 @@ class SharedPlanner(ABC):
         self._closed = False  # rule.order is the next epoch's already
         self._wire = Wire(transport, len(rule.order), dim, halves=rule.keeps_table)
         longest = max(layout.shard_sizes or (self._length,))
-        self._rounds = max(1, math.ceil(longest * dim * self._wire.payload.itemsize / ROUND_BYTES))
+        numbers = len(rule.order) * dim if rule.keeps_table else 0
+        self._rounds = Rounds(longest, dim * self._wire.payload.itemsize, numbers, layout.batch_size)
         self._rounds_begun = 0
         self._turns = 0
         self._first_epoch = True
         self._waiting: list[Rows] = []
+        self._late: list[Rows] = []  # seen in the last epoch, after its last round
         self._forgotten: list[IntArray] = []
         self._closing: Future[IntArray] | None = None
         self._thread = BackgroundThread("heeler-exchange")
@@ -105,13 +108,12 @@ class SharedPlanner(ABC):
 
     # What differs
 
-    @abstractmethod
-    def _meet(self, stage: int) -> None:
-        """Wait until leader and members are at this stage. In the thread."""
+    def _meet(self, stage: int) -> None:  # noqa: B027
+        """The leader waits until all have begun this stage. In the thread."""
 
     @abstractmethod
-    def _exchange(self, rows: Rows, gone: IntArray, trained: int) -> None:
-        """One round: bring this rank's new sketches, and the numbers to forget, to the leader. In the thread.
+    def _exchange(self, news: News, trained: int) -> None:
+        """One round: bring what this rank has seen to the leader. In the thread.
 
         trained: how far this rank has come, or -1.
         """
@@ -147,14 +149,14 @@ class SharedPlanner(ABC):
 
     def wants_start(self, trained: int, length: int, *, sketched: bool) -> bool:
         self._note(trained)
-        rounds = self._rounds if self._early else self._rounds - 1  # the last one waits for the epoch's end
-        due = (self._rounds_begun + 1) / self._rounds * (EARLY_FROM if self._early else 1.0) * length
-        return self.fault is None and self._rounds_begun < rounds and trained >= due
+        if self.fault is not None or self._rounds_begun == self._rounds.count:
+            return False
+        return trained >= self._rounds.due(self._rounds_begun + 1, length, first=self._first_epoch)
 
     def start(self) -> None:
         """Begin the round that is due; after the epoch's last one, the next order."""
         self._begin_round()
-        if self._early and self._rounds_begun == self._rounds:
+        if self._rounds_begun == self._rounds.count:
             self._begin_close()
 
     def next_order(self) -> None:
@@ -165,19 +167,20 @@ class SharedPlanner(ABC):
             if self._roll_call.all_meet(self._turns, able=idle):
                 self._form_again()
         if self.fault is None:
-            while self._rounds_begun < self._rounds:
+            while self._rounds_begun < self._rounds.count:
                 self._begin_round()
             if self._closing is None:
                 self._begin_close()
             self._take_agreed(deadline)
         if self.fault is not None:
             self._take_random()
-            self._waiting.clear()
+            self._late, self._waiting = [], []
             self._roll_call.answer(self._turns)
             # A rank that did not hear of the fault shall not wait for this one.
             self.transport.notices.decide_later(verdict_key(self._turns + 1), abort(self.fault))
         if self._peers is not None:
             tell_peers(self._peers, self.indices)
+        self._late, self._waiting = [*self._late, *self._waiting], []
         self._closed, self._closing, self._rounds_begun, self._first_epoch = False, None, 0, False
         self._turns += 1
         self._note(0)
@@ -185,8 +188,7 @@ class SharedPlanner(ABC):
 
     def forget(self, indices: IntArray) -> None:
         numbers = indices + self.layout.offset()
-        kept = [(rows, vectors, ~np.isin(rows, numbers)) for rows, vectors in self._waiting]
-        self._waiting = [(rows[keep], vectors[keep]) for rows, vectors, keep in kept]
+        self._late, self._waiting = without(self._late, numbers), without(self._waiting, numbers)
         self._forgotten.append(numbers)
 
     def consolidate(self, trained: int) -> None:
@@ -220,7 +222,7 @@ class SharedPlanner(ABC):
         self.indices = self.layout.part(order)
         self._closed = state["closed"]
         self._first_epoch = state.get("first_epoch", True)  # a state of a single process does not say
-        self._waiting.clear()
+        self._late, self._waiting = [], []
         self._resume(order, state)
         return same
 
@@ -230,10 +232,6 @@ class SharedPlanner(ABC):
         return {**self._times, **{name: float(value) for name, value in traffic.items()}}
 
     # The epoch's end
-
-    @property
-    def _early(self) -> bool:
-        return self.rule.keeps_table and not self._first_epoch
 
     @property
     def _stage(self) -> int:
@@ -249,15 +247,18 @@ class SharedPlanner(ABC):
 
     def _begin_sending(self, stage: int | None, trained: int = -1) -> Future[None]:
         """Send what waits. stage: to meet at first, unless the ranks have met."""
-        rows, gone = join(self._waiting, self._dim), np.unique(join_indices(self._forgotten))
-        self._waiting, self._forgotten = [], []
-        return self._in_thread(self._turns, lambda: self._timed_exchange(stage, rows, gone, trained))
+        rows, late = join([*self._late, *self._waiting], self._dim), sum(indices.size for indices, _ in self._late)
+        # Only if there are any: NumPy's first search for equals imports a package, on all ranks at the same moment.
+        forgotten = np.unique(join_indices(self._forgotten)) if self._forgotten else join_indices([])
+        news = News(rows, late, forgotten)
+        self._late, self._waiting, self._forgotten = [], [], []
+        return self._in_thread(self._turns, lambda: self._timed_exchange(stage, news, trained))
 
-    def _timed_exchange(self, stage: int | None, rows: Rows, gone: IntArray, trained: int) -> None:
+    def _timed_exchange(self, stage: int | None, news: News, trained: int) -> None:
         started = time.perf_counter()
         if stage is not None:
             self._meet(stage)
-        self._exchange(rows, gone, trained)
+        self._exchange(news, trained)
         self._times["exchange_seconds"] += time.perf_counter() - started
 
     def _begin_close(self) -> None:

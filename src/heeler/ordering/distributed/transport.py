@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,9 @@ from heeler.ordering.distributed.notices import Notices, bounded_store
 
 TEXT_BYTES = 96
 NO_ANSWER = "it did not answer in time, or is gone"
+
+Parcels = Sequence[tuple[int, Sequence[Tensor]]]
+"""Ranks, and the tensors for each or from each."""
 
 
 class RankFault(RuntimeError):
@@ -60,6 +64,15 @@ class Transport(Protocol):
     def receive(self, tensors: Sequence[Tensor], source: int, *, patience: float = 1.0) -> None:
         """Fill tensors with what a rank sends, within `patience` times the timeout; or `RankFault`."""
 
+    def send_each(self, parcels: Parcels, *, patience: float = 1.0) -> None:
+        """Send to many ranks at once, within `patience` times the timeout for all; or `RankFault`."""
+
+    def receive_each(self, parcels: Parcels, *, patience: float = 1.0) -> None:
+        """Fill tensors with what many ranks send, within `patience` times the timeout for all; or `RankFault`."""
+
+    def tell_each(self, tensor: Tensor, ranks: Iterable[int]) -> None:
+        """Send to ranks without waiting for any; one that is lost does not get it."""
+
     def all_texts(self, text: str) -> list[str]:
         """Every rank's short text, as rank 0, 1, ... gave it."""
 
@@ -87,7 +100,8 @@ class GlooTransport:
         self._prefix = f"heeler/{'-'.join(map(str, members))}/{_serial(members)}"
         self.roll = Notices(self._store, self._prefix, self.rank, self.size)
         self._group: Any = None
-        self._abandoned: list[tuple[Sequence[Tensor], list[Any]]] = []
+        self._abandoned: list[tuple[list[tuple[int, Tensor]], list[Any]]] = []
+        self._told: list[tuple[Tensor, Any]] = []
         self.begin(0)
         self.connect(2 * timeout + 60)
 
@@ -111,34 +125,49 @@ class GlooTransport:
     def close(self) -> None:
         self._group = None
         self._abandoned.clear()
+        self._told.clear()
 
     # Tensors
 
     def send(self, tensors: Sequence[Tensor], to: int, *, patience: float = 1.0) -> None:
-        self._all(lambda group, tensor: group.send([tensor], to, 0), tensors, to, patience)
-        self.bytes_sent += sum(tensor.nbytes for tensor in tensors)
+        self.send_each([(to, tensors)], patience=patience)
 
     def receive(self, tensors: Sequence[Tensor], source: int, *, patience: float = 1.0) -> None:
-        self._all(lambda group, tensor: group.recv([tensor], source, 0), tensors, source, patience)
-        self.bytes_received += sum(tensor.nbytes for tensor in tensors)
+        self.receive_each([(source, tensors)], patience=patience)
 
-    def _all(
-        self, transfer: Callable[[Any, Tensor], Any], tensors: Sequence[Tensor], rank: int, patience: float
-    ) -> None:
+    def send_each(self, parcels: Parcels, *, patience: float = 1.0) -> None:
+        self.bytes_sent += self._each(lambda group, rank, tensor: group.send([tensor], rank, 0), parcels, patience)
+
+    def receive_each(self, parcels: Parcels, *, patience: float = 1.0) -> None:
+        self.bytes_received += self._each(lambda group, rank, tensor: group.recv([tensor], rank, 0), parcels, patience)
+
+    def tell_each(self, tensor: Tensor, ranks: Iterable[int]) -> None:
+        self._told.clear()  # they have been taken: a rank that has something to be told took what it was told before
+        for rank in ranks:
+            with suppress(RuntimeError):
+                self._told.append((tensor, self._group.send([tensor], rank, 0)))
+                self.bytes_sent += tensor.nbytes
+
+    def _each(self, transfer: Callable[[Any, int, Tensor], Any], parcels: Parcels, patience: float) -> int:
+        """Begin all transfers, wait for all; returns their bytes."""
+        pieces = [(rank, tensor) for rank, tensors in parcels for tensor in tensors if tensor.numel()]
+        rank = parcels[0][0] if parcels else 0
         if self._group is None:
             raise ConnectionLost(rank, "the connection was closed after a fault")
         works: list[Any] = []
-        limit = time.monotonic() + patience * self.timeout - 0.01  # gloo counts in whole milliseconds
+        deadline = time.monotonic() + patience * self.timeout
         try:
-            works += [transfer(self._group, tensor) for tensor in tensors if tensor.numel()]
-            for work in works:
-                work.wait(datetime.timedelta(seconds=patience * self.timeout))
+            for rank, tensor in pieces:
+                works.append(transfer(self._group, rank, tensor))
+            for (rank, _), work in zip(pieces, works, strict=True):  # noqa: B007 (it is named below)
+                work.wait(datetime.timedelta(seconds=max(deadline - time.monotonic(), 0.01)))
         except RuntimeError:
             # A transfer that was given up may still write into its memory; and to end it may take time, which is for
             # `close`, when the others know of the fault.
-            self._abandoned.append((tensors, works))
-            kind = RankFault if time.monotonic() >= limit else ConnectionLost
-            raise kind(rank, NO_ANSWER) from None
+            self._abandoned.append((pieces, works))
+            in_time = time.monotonic() < deadline - 0.01  # gloo counts in whole milliseconds
+            raise (ConnectionLost if in_time else RankFault)(rank, NO_ANSWER) from None
+        return sum(tensor.nbytes for _, tensor in pieces)
 
     def all_texts(self, text: str) -> list[str]:
         encoded = text.encode()[:TEXT_BYTES]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,17 @@ from heeler.ordering.distributed.transport import RankFault, Transport
 
 Rows = tuple[IntArray, NDArray[np.float32]]
 """(b,) numbers of examples and (b, K) their sketches."""
-_HEADER = 4
+_HEADER = 5
+
+
+class News(NamedTuple):
+    """What a rank has seen since the last round."""
+
+    rows: Rows
+    late: int
+    """So many of the rows, the first ones, are of the epoch before: other ranks may have newer ones."""
+    forgotten: IntArray
+    """Numbers of examples whose earlier sketches shall be forgotten."""
 
 
 class Wire:
@@ -29,32 +40,41 @@ class Wire:
         """The type in which numbers of examples travel."""
         self.payload = torch.float16 if halves else torch.float32
 
-    def send(self, rows: Rows, forgotten: IntArray, trained: int = -1) -> None:
-        """Send rows, the numbers of examples whose sketches shall be forgotten, and how far this rank has come."""
-        indices, vectors = rows
+    def send(self, news: News, trained: int = -1) -> None:
+        """Send what is new, and how far this rank has come."""
+        (indices, vectors), late, forgotten = news
         values, exponent = pack(vectors, self.payload)
-        header = torch.tensor([indices.size, forgotten.size, exponent, trained], dtype=torch.int64)
+        header = torch.tensor([indices.size, late, forgotten.size, exponent, trained], dtype=torch.int64)
         numbers = torch.from_numpy(np.concatenate([indices, forgotten])).to(self.number)
         # The leader receives from one rank after the other, and may wait for each: be more patient than that.
         self._transport.send([header], 0, patience=2.0)
         self._transport.send([numbers, values], 0, patience=2.0)
 
-    def receive(self, rank: int, patience: Callable[[], float]) -> tuple[Rows, IntArray, int]:
-        """What `rank` sent. patience: how many timeouts are left for it."""
-        header = torch.empty(_HEADER, dtype=torch.int64)
-        self._transport.receive([header], rank, patience=patience())
-        count, forgotten, exponent, trained = header.tolist()
+    def receive(self, ranks: Sequence[int], patience: Callable[[], float]) -> list[tuple[News, int]]:
+        """What each of `ranks` sent. patience: how many timeouts are left for them all."""
+        # From all at once: with many ranks on few cores, each takes its time to wake up.
+        headers = [torch.empty(_HEADER, dtype=torch.int64) for _ in ranks]
+        announced = list(zip(ranks, headers, strict=True))
+        self._transport.receive_each([(rank, [header]) for rank, header in announced], patience=patience())
+        bodies = [self._room(rank, header) for rank, header in announced]
+        self._transport.receive_each(list(zip(ranks, bodies, strict=True)), patience=patience())
+        return [self._unpacked(*each) for each in zip(ranks, headers, bodies, strict=True)]
+
+    def _room(self, rank: int, header: torch.Tensor) -> list[torch.Tensor]:
+        """For the numbers and sketches that a header announces."""
+        count, late, forgotten, _, _ = header.tolist()
         limit = 4 * self._examples + 1024  # padded epochs and late rows: more than once per example, not much more
-        if not 0 <= count <= limit or not 0 <= forgotten <= limit:
+        if not 0 <= late <= count <= limit or not 0 <= forgotten <= limit:
             raise RankFault(rank, f"it announced {count} sketches, which cannot be")
-        numbers = torch.empty(count + forgotten, dtype=self.number)
-        values = torch.empty(count, self._dim, dtype=self.payload)
-        self._transport.receive([numbers, values], rank, patience=patience())
+        return [torch.empty(count + forgotten, dtype=self.number), torch.empty(count, self._dim, dtype=self.payload)]
+
+    def _unpacked(self, rank: int, header: torch.Tensor, body: list[torch.Tensor]) -> tuple[News, int]:
+        (count, late, _, exponent, trained), (numbers, values) = header.tolist(), body
         indices = numbers.numpy().astype(np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= self._examples):
             raise RankFault(rank, "it sent numbers of examples that do not exist")
         vectors = values.float().mul_(math.ldexp(1.0, -exponent)).numpy()
-        return (indices[:count], vectors), indices[count:], trained
+        return News((indices[:count], vectors), late, indices[count:]), trained
 
 
 def join_indices(parts: list[IntArray]) -> IntArray:
@@ -69,6 +89,18 @@ def join(rows: list[Rows], dim: int) -> Rows:
     return np.concatenate([i for i, _ in rows]), np.concatenate([v for _, v in rows])
 
 
+def without(rows: list[Rows], numbers: IntArray) -> list[Rows]:
+    """The rows of all other examples."""
+    kept = [(indices, vectors, ~np.isin(indices, numbers)) for indices, vectors in rows]
+    return [(indices[keep], vectors[keep]) for indices, vectors, keep in kept]
+
+
+def _median(sizes: NDArray[np.float32]) -> float:
+    """As NumPy's, whose first call imports a package: a tenth of a second, of every rank, at the same moment."""
+    middle = np.sort(sizes)[(sizes.size - 1) // 2 : sizes.size // 2 + 1]
+    return float(middle.mean())
+
+
 def pack(vectors: NDArray[np.float32], dtype: torch.dtype) -> tuple[torch.Tensor, int]:
     """(b, K) in the payload's precision, times 2 to the returned power, which brings half precision into its range."""
     values = torch.from_numpy(vectors)
@@ -77,7 +109,7 @@ def pack(vectors: NDArray[np.float32], dtype: torch.dtype) -> tuple[torch.Tensor
     sizes = np.abs(vectors).max(axis=1)
     largest = sizes.max()  # not a number if any is not
     sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-    typical = float(np.median(sizes)) if sizes.size else 1.0
+    typical = _median(sizes) if sizes.size else 1.0
     exponent = -round(math.log2(typical))
     limit = torch.finfo(torch.float16).max
     scaled = torch.from_numpy(np.ldexp(vectors, exponent))
