@@ -1,0 +1,109 @@
+"""Blocks: how examples are cut into them, in which order they are opened, and how each is cut in two.
+
+An order that runs through blocks of S examples one after the other cannot have short prefixes: a block's sum of
+deviations from the mean is about √S vectors long, and the prefix has to go there. So blocks overlap. Blocks are opened
+in an order in which prefixes of their sums are short (their *walk*), each is cut into an early and a late half, and a
+*stretch* of the epoch holds the late half of one block and the early half of the next:
+
+    stretch 0: early(1)    stretch 1: late(1), early(2)    ...    stretch B: late(B)
+
+When stretch q ends, blocks 1..q have been given in full, and the early half of block q + 1. So if each early half sums
+up to minus the sum A_q of all blocks before it, every stretch ends where the epoch began: at zero. A half can be given
+any sum that is not too long, by a walk over random pairs, one of each to either half, with a running sum that does not
+start at zero (`halve`). Errors do not add up, for stretch q's end depends on block q + 1's walk alone; nor does one
+stretch have to wait for another. Within a stretch the examples are ordered as in one level (`solve_batches`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heeler.herding.batches import herded
+from heeler.herding.validate import IntArray, check_positive, frozen
+
+TURNS = 8
+"""Times that all pairs are looked at again, at most, after the walk. On 64 numbers, all alike, the walk's end is 29 long,
+and 12.5 after that; where they fall off as 1/k, 4.8 and 2.3 (vectors 8 and 1.3 long, blocks of 16,384)."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """N places in blocks of `size`, the last one shorter where they do not divide."""
+
+    examples: int
+    size: int
+
+    @classmethod
+    def near(cls, examples: int, block_size: int, batch_size: int) -> Blocks:
+        """About equal blocks of at most about `block_size`, whose halves hold full batches."""
+        count = -(-check_positive(examples, "examples") // check_positive(block_size, "block_size"))
+        unit = 2 * check_positive(batch_size, "batch_size")
+        return cls(examples, -(-examples // (count * unit)) * unit)
+
+    @property
+    def count(self) -> int:
+        """B, how many there are."""
+        return -(-self.examples // self.size)
+
+    def length(self, block: int) -> int:
+        """Places of a block."""
+        return min(self.size, self.examples - block * self.size)
+
+    def early(self, block: int, batch_size: int) -> int:
+        """How many go to the first half: a half in full batches, so that stretches are cut where batches are."""
+        length = self.length(block)
+        if self.count == 1:
+            return length
+        return length // 2 if length == self.size else length // 2 // batch_size * batch_size
+
+
+class Walk(NamedTuple):
+    """The order in which blocks are opened, and what their early halves shall sum up to."""
+
+    blocks: IntArray
+    """(B,) all blocks; a short one comes last."""
+    targets: NDArray[np.float64]
+    """(B, K) by block: minus the sum of all blocks before it in the walk."""
+
+
+def walk_blocks(sums: NDArray[np.float64], shape: Blocks, rng: np.random.Generator) -> Walk:
+    """A walk over blocks whose vectors' deviations from the mean of all sum up to sums (B, K)."""
+    count = shape.count
+    full = count - (shape.length(count - 1) < shape.size)
+    blocks = np.arange(count)
+    if full > 2:
+        blocks[:full] = herded(sums[:full].astype(np.float32), rng)
+    else:
+        blocks[:full] = rng.permutation(full)
+    targets = np.zeros_like(sums)
+    targets[blocks[1:]] = -np.cumsum(sums[blocks[:-1]], axis=0)
+    return Walk(blocks, targets)
+
+
+def halve(
+    vectors: NDArray[np.float32], early: int, target: NDArray[np.float64], rng: np.random.Generator
+) -> tuple[IntArray, IntArray]:
+    """(early,) and (n − early,) rows of vectors (n, K), in random order, such that the former sum up to about `target`.
+
+    early: at most n / 2; or n, for all. Of random pairs one row each goes to the early half, the one for which the sum
+    s of what is early minus what is late, that it may not miss, gets shorter: it begins at Σ v − 2·target over all
+    pairs, which the signs have to bring to zero. Then pairs are turned over as long as that helps.
+    """
+    from heeler.herding.levels import kernels
+
+    order = rng.permutation(len(vectors))
+    if early == len(vectors):
+        return order, order[:0]
+    pairs = frozen(order[: 2 * early])
+    running = vectors[pairs].sum(axis=0, dtype=np.float64) - 2 * target
+    firsts = np.empty(early, np.bool_)
+    kernels.walk_pairs(vectors, pairs, running, firsts)
+    turns = 0
+    while turns < TURNS and kernels.turn_pairs(vectors, pairs, running, firsts):
+        turns += 1
+    one, other = order[0 : 2 * early : 2], order[1 : 2 * early : 2]
+    return np.where(firsts, one, other), np.concatenate([np.where(firsts, other, one), order[2 * early :]])
