@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sized
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.herding import OrderingRule
+from heeler.herding.lazy import Order
 from heeler.herding.strata import Strata, strata_of
 from heeler.herding.subset import Subset
 from heeler.herding.validate import IntArray
@@ -50,6 +53,12 @@ class Sampler(DistributedSampler[Any]):
         subset: train on these examples only: what `heeler.select` returns, its `as_dict()`, or the (k,) numbers of the
             chosen examples in `dataset`. Orders are of the subset, indices are the dataset's. `weights` has the weights
             for the loss. Give the same again after a restart. With `shards="local"` it is of this worker's dataset.
+        block_size: find orders in two levels: blocks of about so many examples are put in order by their sums, examples
+            within two half blocks at a time, as they are needed, so that orders take next to no memory. By default one
+            level up to ten million examples, and blocks of 65,536 or more above that. For `order="herd"`, without
+            strata, on one worker or with `shards="local"`.
+        table: path of a file to keep the sketches in, in two levels, instead of in memory. It belongs to the run's
+            checkpoints: keep it where it is. Of several workers each has its own, `path.0`, `path.1` and so on.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
             `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
             every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway, and so do
@@ -74,6 +83,8 @@ class Sampler(DistributedSampler[Any]):
         dim: int | None = None,
         strata: Any = None,
         subset: Selection | Mapping[str, Any] | ArrayLike | None = None,
+        block_size: int | None = None,
+        table: str | os.PathLike[str] | None = None,
         refresh: int = REFRESH,
         seed: int = 0,
         num_replicas: int | None = None,
@@ -95,6 +106,8 @@ class Sampler(DistributedSampler[Any]):
         part = Subset(len(sized), subset)
         found = None if strata is None or len(part) == 0 else _strata_in(part, strata)
         setup = Setup(part, batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last, found)
+        if block_size is not None or table is not None:
+            setup = replace(setup, block_size=block_size, table=None if table is None else os.fspath(table))
         self.session = Session(setup, Links(setup, ranks, exchange_timeout))
         """Owner of the epoch's state; what `attach` joins to a model."""
         # What DistributedSampler's own constructor would set, but for `epoch`, which the session owns. The class is
@@ -116,8 +129,8 @@ class Sampler(DistributedSampler[Any]):
         return self.session.epoch
 
     @property
-    def indices(self) -> IntArray:
-        """This worker's indices in the current epoch."""
+    def indices(self) -> Order:
+        """This worker's indices in the current epoch; in two levels no array, but read like one: `indices[a:b]`."""
         return self.session.indices
 
     @property

@@ -26,8 +26,9 @@ from heeler.herding.batches import herded
 from heeler.herding.validate import IntArray, check_positive, frozen
 
 TURNS = 8
-"""Times that all pairs are looked at again, at most, after the walk. On 64 numbers, all alike, the walk's end is 29 long,
-and 12.5 after that; where they fall off as 1/k, 4.8 and 2.3 (vectors 8 and 1.3 long, blocks of 16,384)."""
+"""Times that all pairs are looked at again, at most, after the walk. Of 64 numbers, all alike, what is left after the
+walk is 29 long, and 12.5 after that; where they fall off as 1/k, 4.8 and 2.3 (vectors 8 and 1.3 long, blocks of
+16,384)."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """A random permutation of 0..N-1 that needs no memory: both directions are computed, N numbers are never held.
 
-Data on disk often lie sorted, by class, source or date. Blocks of neighbours would each be of one class. So an example's
-row is kept at a random *place*, and blocks are of neighbouring places: every block is a random sample of the data, and
-is still read in sequence.
+Data on disk often lie sorted, by class, source or date. Blocks of neighbours would each be of one class. So a row is
+kept at a random *place*, and blocks are of neighbouring places: every block is a random sample of the data, and still
+read in sequence.
 
 It is a Feistel network. A number x < a·b is a pair (l, r) = (x // b, x % b); in turn each half is shifted by a hash of
 the other, l ← l + F(r) mod a and r ← r + F(l) mod b, which can be taken back. a and b are about √N with a·b ≥ N; the

@@ -85,8 +85,8 @@ class FileSlots:
             aside = self.path.with_name(self.path.name + ".old")
             os.replace(self.path, aside)
             warn(
-                "the table's file %s is of an earlier run, whose state was not loaded: it is now %s. To go on with that "
-                "run, load its state before the first step (put the file back first); else delete it",
+                "the table's file %s is of an earlier run, whose state was not loaded: it is now %s. To go on with "
+                "that run, load its state before the first step (put the file back first); else delete it",
                 self.path,
                 aside,
             )
@@ -111,8 +111,8 @@ class FileSlots:
             except OSError as error:
                 raise OSError(
                     error.errno,
-                    f"{error.strerror}: the table needs {self._bytes:,} bytes more, for slot {slot}; make room, and go on "
-                    "from the last checkpoint",
+                    f"{error.strerror}: the table needs {self._bytes:,} bytes more; make room, and go on from the last "
+                    "checkpoint",
                     str(self.path),
                 ) from None
         stamp = int.from_bytes(os.urandom(8), "little") >> 1

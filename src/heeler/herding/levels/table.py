@@ -1,9 +1,9 @@
 """A table of sketches in blocks: what an epoch writes is apart from what its order is read from.
 
-Every block has two versions. The *read* version is as the last epoch left it, and does not change: this epoch's order is
-expanded from it, at any time and with the same result. What comes in goes to the *write* version: a block is copied to a
-free slot before its first row is written to (copy on write), and at the epoch's end the written version is the next one
-to read.
+Every block has two versions. The *read* version is as the last epoch left it, and does not change: this epoch's order
+is expanded from it, at any time and with the same result. What comes in goes to the *write* version: a block is copied
+to a free slot before its first row is written to (copy on write), and at the epoch's end the written version is the
+next one to read.
 
 A saved state names the slots of both versions, and from then on these slots are not written to: the next row of such a
 block goes to a new copy. So a state stays right whatever the run does after it, and a process that is killed while it
@@ -252,7 +252,9 @@ class BlockTable(SketchTable):
             self._slots.sync()
             return state
         versions = (self._read, self._write)
-        stamps = {slot: stamp for v in versions for slot, stamp in zip(v.slots.tolist(), v.stamps.tolist(), strict=True)}
+        stamps = {
+            slot: stamp for v in versions for slot, stamp in zip(v.slots.tolist(), v.stamps.tolist(), strict=True)
+        }
         state["rows"] = np.stack(
             [np.zeros((self.shape.size, self.dim), np.float16)]
             + [self._slots.view(slot, stamps[slot]) for slot in used.tolist()]

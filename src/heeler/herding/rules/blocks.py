@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from heeler.herding import validate as check
+from heeler.herding.lazy import LazyOrder
 from heeler.herding.levels.halving import Blocks, Walk, walk_blocks
-from heeler.herding.levels.order import BlockOrder, LazyOrder
+from heeler.herding.levels.order import BlockOrder
 from heeler.herding.levels.scatter import Scatter
 from heeler.herding.levels.table import BlockTable
 from heeler.herding.rules.base import BaseRule
@@ -80,6 +81,11 @@ class BlockHerd(BaseRule):
         return {**super().state_dict(), "walk": {**plan, "batch": order.batch_size}, "table": self.table.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if check.entry(state, "rule") != type(self).__name__:
+            raise ValueError(
+                f"this state is of rule {state['rule']!r}, which is no order in two levels: leave out block_size= and "
+                "table=, as when it was saved, or start anew"
+            )
         size = check.stored_count(check.entry(state, "table"), "block")
         seed = check.stored_count(state, "seed")
         if not 0 < size <= 2**40:
@@ -94,7 +100,7 @@ class BlockHerd(BaseRule):
 
     # Helpers
 
-    def _first_order(self) -> Any:
+    def _first_order(self) -> BlockOrder:  # type: ignore[override]
         if self.workers > 1:
             raise ValueError("two levels order one worker's examples: give each worker a rule of its own")
         wanted = self._block_size or max(BLOCK, PER_NUMBER * (self.dim or 0))
