@@ -28,7 +28,9 @@ def levels(
         return
     for name in ("one", "two"):
         bound = result[f"{name}_bound"]
-        typer.echo(f"{name}: {result[f'{name}_seconds']:.2f} s, prefixes {bound['rms']:.4g}, at most {bound['two']:.4g}")
+        typer.echo(
+            f"{name}: {result[f'{name}_seconds']:.2f} s, prefixes {bound['rms']:.4g}, at most {bound['two']:.4g}"
+        )
     typer.echo(
         f"two levels: {result['seconds_ratio']:.2f} × the time, {result['bound_ratio']['rms']:.2f} × the prefixes "
         f"(random {result['random_bound']['rms']:.4g}); {examples:,} × {dim}, blocks of {result['block_size']:,}"
