@@ -45,7 +45,8 @@ def compare_levels(
         part[:] = rng.standard_normal(part.shape, np.float32) * weights
     _compile(dim, batch_size)
     result: dict[str, Any] = {"examples": examples, "dim": dim, "batch_size": batch_size, "decay": decay, "seed": seed}
-    for name, options in (("one", {}), ("two", {"block_size": block_size})):
+    levels: dict[str, dict[str, Any]] = {"one": {}, "two": {"block_size": block_size}}
+    for name, options in levels.items():
         rule = make_rule("herd", examples, dim, seed=seed, batch_size=batch_size, **options)
         begun = time.perf_counter()
         for start in range(0, examples, CHUNK):
@@ -73,9 +74,9 @@ def run_scale(
 ) -> dict[str, Any]:
     """Two epochs of all that a sampler does beside training, with the table in a file, and a state in between.
 
-    Epoch 1 is drawn in random order and its sketches are filed; then the epoch is closed, the state saved, and epoch 2
-    drawn in the order that was found, its sketches filed too. Sketches are made up as they are needed, and the time that
-    takes is left out. Checks that both epochs hold every example once.
+    Epoch 1 is drawn in random order and its sketches are filed; the state is saved, the epoch closed, and epoch 2 drawn
+    in the order that was found, its sketches filed too. Sketches are made up as they are needed; the time that takes is
+    left out. Checks that both epochs hold every example once.
     """
     rng = np.random.default_rng(seed)
     base = rng.standard_normal((BASE, dim), np.float32)
@@ -137,8 +138,9 @@ def _vectors(base: Array, examples: IntArray) -> Array:
 
 def _compile(dim: int, batch_size: int) -> None:
     rng = np.random.default_rng(0)
-    for options in ({}, {"block_size": 4 * batch_size}):
-        rule = make_rule("herd", 16 * batch_size, dim, batch_size=batch_size, **options)  # type: ignore[arg-type]
+    levels: list[dict[str, Any]] = [{}, {"block_size": 4 * batch_size}]
+    for options in levels:
+        rule = make_rule("herd", 16 * batch_size, dim, batch_size=batch_size, **options)
         for _ in range(2):
             vectors = rng.standard_normal((16 * batch_size, dim))
             rule.observe(np.arange(16 * batch_size), vectors)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sized
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -105,9 +104,8 @@ class Sampler(DistributedSampler[Any]):
         workers, rank = num_replicas or 1, rank or 0
         part = Subset(len(sized), subset)
         found = None if strata is None or len(part) == 0 else _strata_in(part, strata)
-        setup = Setup(part, batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last, found)
-        if block_size is not None or table is not None:
-            setup = replace(setup, block_size=block_size, table=None if table is None else os.fspath(table))
+        levels: dict[str, Any] = {"block_size": block_size, "table": None if table is None else os.fspath(table)}
+        setup = Setup(part, batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last, found, **levels)
         self.session = Session(setup, Links(setup, ranks, exchange_timeout))
         """Owner of the epoch's state; what `attach` joins to a model."""
         # What DistributedSampler's own constructor would set, but for `epoch`, which the session owns. The class is

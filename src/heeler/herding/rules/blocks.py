@@ -95,7 +95,8 @@ class BlockHerd(BaseRule):
         walk, mean, batch_size = self._read_walk(check.entry(state, "walk"), table.shape)
         super().load_state_dict(state)
         table.restore(state["table"])
-        self.table, self._mean = table, mean
+        self._use(table)
+        self._mean = mean
         self._order = self._expanded(walk, batch_size)
 
     # Helpers
@@ -105,14 +106,22 @@ class BlockHerd(BaseRule):
             raise ValueError("two levels order one worker's examples: give each worker a rule of its own")
         wanted = self._block_size or max(BLOCK, PER_NUMBER * (self.dim or 0))
         shape = Blocks.near(self.examples, wanted, self.batch_size)
-        self.table = BlockTable(shape, self.dim or 0, Scatter(self.examples, self._seed), self._path)
+        self._use(BlockTable(shape, self.dim or 0, Scatter(self.examples, self._seed), self._path))
         return self._planned()
+
+    def _use(self, table: BlockTable) -> None:
+        self.table = table
+        # (B, K) each block's sum, and (B,) the stamp of the rows that it is of; an empty block has none.
+        self._sums, self._summed = np.zeros((table.shape.count, table.dim)), np.zeros(table.shape.count, np.int64)
 
     def _planned(self) -> BlockOrder:
         """A new order of what the table holds."""
         snapshot = self.table.snapshot
         count, seen = self.table.shape.count, snapshot.version.counts
-        sums = np.stack([snapshot.sum_of(block) for block in range(count)])
+        for block in np.flatnonzero(snapshot.version.stamps != self._summed).tolist():  # the others are as they were
+            self._sums[block] = snapshot.sum_of(block)
+        self._summed = snapshot.version.stamps.copy()
+        sums = self._sums.copy()
         self._mean = sums.sum(axis=0) / max(int(seen.sum()), 1)
         sums -= seen[:, None] * self._mean
         rng = np.random.default_rng([self._seed, self.epoch, 2 * count + 1])
