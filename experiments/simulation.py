@@ -101,7 +101,7 @@ def _rounds(
             for at in range(0, order.shape[1], step):  # workers go in lockstep, as they would in training
                 for own in order[:, at : at + step]:
                     rule.observe(own, vectors[own])
-        order = rule.next_order()
+        order = np.asarray(rule.next_order())
         seconds += time.perf_counter() - start
         bounds.append(parallel_herding_bound(vectors, order, shard_sizes=sizes).inf)
         if progress is not None:
