@@ -1,4 +1,4 @@
-"""`python -m benchmarks levels` and `levels-scale`: orders in two levels."""
+"""`python -m benchmarks levels`, `levels-scale`, `scale-constants`, `scale-needs`: orders in two levels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.levels import compare_levels, run_scale
+from benchmarks.scale import measure_constants, scale_table
 
 
 def levels(
@@ -61,3 +62,20 @@ def levels_scale(
         f"{result['check_bytes'] / 1e9:.2f} GB for this check; file {result['file_bytes'] / 1e9:.2f} GB, "
         f"state {result['state_bytes'] / 1e6:.1f} MB in {result['state_seconds']:.2f} s"
     )
+
+
+def scale_constants(
+    folder: Annotated[Path | None, typer.Option(help="Where the tables' files go, and are removed from.")] = None,
+    blocks: Annotated[int, typer.Option(min=1, help="Blocks of each table.")] = 8,
+) -> None:
+    """Measure what filing, closing, expanding and drawing take per example, as JSON."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        typer.echo(json.dumps(measure_constants(Path(scratch), blocks), indent=2))
+
+
+def scale_needs(
+    constants: Annotated[Path, typer.Argument(help="What scale-constants printed.")],
+    examples: Annotated[int, typer.Option(min=1, help="Examples of all workers.")] = 10**9,
+) -> None:
+    """Compute what each of 8 to 1,024 workers needs for its share of the examples, as a table."""
+    typer.echo(scale_table(json.loads(constants.read_text()), examples))
