@@ -38,7 +38,7 @@ def compare_levels(
         boundaries (`herding_bound`: root mean square, largest 2-norm, largest infinity norm), and of a random order.
     """
     rng = np.random.default_rng(seed)
-    weights = (np.arange(1, dim + 1) ** -decay).astype(np.float32)
+    weights = (np.arange(1, dim + 1) ** -float(decay)).astype(np.float32)
     table = np.empty((examples, dim), np.float16)
     for start in range(0, examples, CHUNK):
         part = table[start : start + CHUNK]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from heeler.herding.levels import Scatter
-from heeler.herding.rules.blocks import BLOCK, PER_NUMBER, BlockHerd
+from heeler.herding.rules.blocks import BlockHerd, default_block
 
 DIMS = (16, 64, 256)
 STATES = 4
@@ -29,18 +29,18 @@ def measure_constants(folder: Path, blocks: int = 8, batch_size: int = 1024) -> 
 
     found: dict[str, Any] = {"blocks": blocks, "batch_size": batch_size, "dims": {}}
     rng = np.random.default_rng(0)
-    _run(folder / "small", 4096, 16, 64, rng)
+    _run(folder / "small", 4096, 16, 64, rng, 1024)
     found["peak_bytes_before"] = _peak_bytes()
     for dim in DIMS:
-        size = max(BLOCK, PER_NUMBER * dim)
-        found["dims"][str(dim)] = _run(folder / f"table-{dim}", blocks * size, dim, batch_size, rng)
+        size = default_block(10**9, dim)
+        found["dims"][str(dim)] = _run(folder / f"table-{dim}", blocks * size, dim, batch_size, rng, size)
     found["load"] = os.getloadavg()[0]
     return found
 
 
-def _run(path: Path, examples: int, dim: int, batch_size: int, rng: np.random.Generator) -> dict[str, Any]:
+def _run(path: Path, examples: int, dim: int, batch_size: int, rng: np.random.Generator, block: int) -> dict[str, Any]:
     base = rng.standard_normal((batch_size, dim), np.float32)
-    rule = BlockHerd(examples, dim, batch_size=batch_size, table=path)
+    rule = BlockHerd(examples, dim, batch_size=batch_size, table=path, block_size=block)
     seconds = {"file": 0.0, "close": 0.0, "expand": 0.0}
     for start in range(0, examples, batch_size):
         rows = rule.order[start : start + batch_size]
@@ -60,7 +60,7 @@ def _run(path: Path, examples: int, dim: int, batch_size: int, rng: np.random.Ge
     per_example = {name: each / examples for name, each in seconds.items()}
     del rule, order
     path.unlink()
-    return {**per_example, "draw": drawn, "block": max(BLOCK, PER_NUMBER * dim), "peak_bytes": _peak_bytes()}
+    return {**per_example, "draw": drawn, "block": block, "peak_bytes": _peak_bytes()}
 
 
 def scale_table(found: dict[str, Any], examples: int = 10**9, dims: tuple[int, ...] = (64, 256)) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from heeler.herding import solve_batches
 from heeler.herding.levels import Blocks, Scatter, Walk
+from heeler.herding.levels.halving import whitening
 
 
 def walk_pairs(vectors: Any, pairs: Sequence[tuple[int, int]], running: Any) -> tuple[list[bool], Any]:
@@ -37,7 +38,13 @@ def halve(vectors: Any, early: int, target: Any, rng: np.random.Generator, turns
         return order, []
     pairs = [(order[2 * i], order[2 * i + 1]) for i in range(early)]
     start = vectors[order[: 2 * early]].astype(np.float64).sum(axis=0) - 2 * target
-    firsts, s = walk_pairs(vectors, pairs, start)
+    root = whitening(vectors)
+    firsts, _ = walk_pairs(vectors @ root.astype(np.float32), pairs, start @ root)
+    signs = [1 if first else -1 for first in firsts]
+    s = start + sum(
+        (sign * (vectors[a].astype(np.float64) - vectors[b]) for sign, (a, b) in zip(signs, pairs, strict=True)),
+        np.zeros(vectors.shape[1]),
+    )
     for _ in range(turns):
         turned, s = turn_pairs(vectors, pairs, s, firsts)
         if not turned:

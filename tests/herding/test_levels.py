@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from heeler.herding import herding_bound, make_rule, solve_batches
 from heeler.herding.levels import BlockOrder, Blocks, Scatter, Walk, halve, kernels, walk_blocks
-from heeler.herding.levels.halving import TURNS
+from heeler.herding.levels.halving import TURNS, whitening
 from heeler.herding.rules.blocks import BlockHerd
 from tests.herding import reference_levels as reference
 
@@ -86,6 +86,23 @@ class TestHalving:
             assert early.size == 2000
             assert np.linalg.norm(vectors[early].sum(axis=0, dtype=np.float64) - target) < 2.0  # a vector is 2.8 long
 
+    def test_whitened_vectors_vary_alike(self):
+        rng = np.random.default_rng(0)
+        vectors = (rng.standard_normal((4000, 5)) * [9, 3, 1, 0.3, 0] @ rng.standard_normal((5, 5))).astype(np.float32)
+        white = vectors @ whitening(vectors)
+        values = np.linalg.eigvalsh(white.T @ white)
+        assert values[1] == pytest.approx(values[-1], rel=1e-3)
+        assert values[0] < 1e-3 * values[-1]  # nothing varies there, and nothing is made of it
+        assert np.isfinite(whitening(np.zeros((7, 3), np.float32))).all()
+
+    def test_small_directions_reach_their_targets(self):
+        """Without whitening the last number would be off by 20."""
+        rng = np.random.default_rng(0)
+        vectors = (rng.standard_normal((4000, 4)) * [10, 10, 10, 0.1]).astype(np.float32)
+        target = np.array([0, 0, 0, 20.0])
+        early, _ = halve(vectors, 2000, target, rng)
+        assert abs(vectors[early, 3].sum() - 20) < 2
+
     def test_what_does_not_pair_is_late(self):
         vectors = np.random.default_rng(0).standard_normal((11, 2)).astype(np.float32)
         early, late = halve(vectors, 4, np.zeros(2), np.random.default_rng(1))
@@ -124,7 +141,7 @@ class TestOrder:
     def test_expanded_is_the_materialised_reference(self, examples, block, batch, seed, known):
         rng = np.random.default_rng(seed)
         shape, scatter = Blocks.near(examples, block, batch), Scatter(examples, seed)
-        vectors = rng.integers(-2, 3, (examples, 3)).astype(np.float32) * known
+        vectors = rng.standard_normal((examples, 3)).astype(np.float32) * known
         starts = range(0, examples, shape.size)
         sums = np.stack([vectors[a : a + shape.size].sum(axis=0, dtype=np.float64) for a in starts])
         walk = walk_blocks(sums, shape, rng)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from heeler.herding import rule_class
-from heeler.herding.rules.blocks import BLOCK, PER_NUMBER
+from heeler.herding.rules.blocks import default_block
 from heeler.ordering.planner import EARLY_SIZE
 from heeler.ordering.refresh import sketched_epochs
 
@@ -72,7 +72,7 @@ def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = Tr
 def two_level_needs(examples: int, dim: int, *, in_file: bool = False) -> Needs:
     """What `herd` needs in two levels, for `examples` of one worker."""
     table = 4 * dim * examples  # as the last epoch left it, and as this one writes it
-    block = min(max(BLOCK, PER_NUMBER * dim), examples)
+    block = min(default_block(examples, dim), examples)
     expanding = block * (EXPAND_BYTES * dim + ORDER_BYTES)
     blocks = -(-examples // block) * 16 * dim
     checkpoint = blocks if in_file else table + blocks

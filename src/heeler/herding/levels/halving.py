@@ -27,8 +27,13 @@ from heeler.herding.validate import IntArray, check_positive, frozen
 
 TURNS = 8
 """Times that all pairs are looked at again, at most, after the walk. Of 64 numbers, all alike, what is left after the
-walk is 29 long, and 12.5 after that; where they fall off as 1/k, 4.8 and 2.3 (vectors 8 and 1.3 long, blocks of
-16,384)."""
+walk is 29 long, and 12.5 after that (vectors 8 long, blocks of 16,384)."""
+
+
+MOMENTS = 1 << 14
+"""Rows of a block, at most, that its second moments are taken from."""
+FLOOR = 1e-5
+"""Of the largest second moment in any direction: smaller ones count as this."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,9 @@ def walk_blocks(sums: NDArray[np.float64], shape: Blocks, rng: np.random.Generat
     count = shape.count
     full = count - (shape.length(count - 1) < shape.size)
     blocks = np.arange(count)
-    if full > 2:
-        blocks[:full] = herded(sums[:full].astype(np.float32), rng)
+    if full > 2:  # in the measure in which halves reach their targets
+        whitened = sums[:full] @ whitening(sums[:full].astype(np.float32))
+        blocks[:full] = herded(whitened.astype(np.float32), rng)
     else:
         blocks[:full] = rng.permutation(full)
     targets = np.zeros_like(sums)
@@ -85,14 +91,28 @@ def walk_blocks(sums: NDArray[np.float64], shape: Blocks, rng: np.random.Generat
     return Walk(blocks, targets)
 
 
+def whitening(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+    """(K, K) C^(−1/2), C the second moments of vectors (n, K): times it, they vary as much in every direction.
+
+    A walk brings its sum to zero in a direction as fast as vectors vary in it. In gradients' small directions that
+    takes more pairs than there are, unless all are made alike. The smallest are taken to be no less than `FLOOR`.
+    """
+    some = vectors[:: -(-len(vectors) // MOMENTS)].astype(np.float64)
+    values, axes = np.linalg.eigh(some.T @ some / max(len(some), 1))
+    values = np.maximum(values, FLOOR * max(values[-1], np.finfo(np.float32).tiny))
+    root: NDArray[np.float64] = (axes / np.sqrt(values)) @ axes.T
+    return root * np.sqrt(values[-1])
+
+
 def halve(
     vectors: NDArray[np.float32], early: int, target: NDArray[np.float64], rng: np.random.Generator
 ) -> tuple[IntArray, IntArray]:
     """(early,) and (n − early,) rows of vectors (n, K), in random order, such that the former sum up to about `target`.
 
-    early: at most n / 2; or n, for all. Of random pairs one row each goes to the early half, the one for which the sum
-    s of what is early minus what is late, that it may not miss, gets shorter: it begins at Σ v − 2·target over all
-    pairs, which the signs have to bring to zero. Then pairs are turned over as long as that helps.
+    early: at most n / 2; or n, for all. Of random pairs one row each goes to the early half, the one for which a
+    running sum gets shorter. It begins at Σ v − 2·target over all pairs, and what is early is added to it and what is
+    late taken off: once it is zero, the early half is on target. The walk is over whitened vectors. Then pairs are
+    turned over as long as that makes the true sum shorter.
     """
     from heeler.herding.levels import kernels
 
@@ -102,7 +122,9 @@ def halve(
     pairs = frozen(order[: 2 * early])
     running = vectors[pairs].sum(axis=0, dtype=np.float64) - 2 * target
     firsts = np.empty(early, np.bool_)
-    kernels.walk_pairs(vectors, pairs, running, firsts)
+    root = whitening(vectors)
+    kernels.walk_pairs(vectors @ root.astype(np.float32), pairs, running @ root, firsts)
+    kernels.signed_sum(vectors, pairs, running, firsts)
     turns = 0
     while turns < TURNS and kernels.turn_pairs(vectors, pairs, running, firsts):
         turns += 1

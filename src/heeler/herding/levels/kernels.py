@@ -53,6 +53,15 @@ def walk_pairs(vectors, order, running, firsts):
 
 
 @njit(**_COMPILE)
+def signed_sum(vectors, order, running, firsts):
+    """Add to running (K,) what the walk added, with the signs that it has found."""
+    for i in range(firsts.size):
+        sign = 1.0 if firsts[i] else -1.0
+        for k in range(vectors.shape[1]):
+            running[k] += sign * (vectors[order[2 * i], k] - vectors[order[2 * i + 1], k])
+
+
+@njit(**_COMPILE)
 def turn_pairs(vectors, order, running, firsts):
     """Turn every pair over, in turn, that makes the running sum shorter; returns how many did. Arguments as above.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import partial
 from typing import Any
@@ -19,9 +20,19 @@ from heeler.herding.validate import IntArray
 
 BLOCK = 1 << 16
 """Examples per block, by default: its rows and what a solve needs of them fit into a processor's cache."""
-PER_NUMBER = 64
-"""And at least so many per number of a sketch. A half block can be given any sum that its pairs reach; of 256 numbers,
-all alike, blocks of 64 × 256 reach it and blocks of 16 × 256 do not (prefixes 0.97 and 9 times those of one level)."""
+LARGEST = 1 << 26
+"""Numbers of a block's rows, at most, by default: expanding takes about 20 bytes of memory for each."""
+
+
+def default_block(examples: int, dim: int) -> int:
+    """Examples per block: `BLOCK`, or as many as it takes for the halves to reach the sums that they are to have.
+
+    The blocks before one sum up to about √(S·K) vectors times √(blocks), or times √K where there are more blocks than
+    numbers and their order helps; half a block of S can make up for about S / 4. So S ≥ 4·min(√(N·K), K²) or so.
+    Measured (131,072 × 64, numbers that fall off as 1/k): prefixes 1.0 times those of one level with blocks of 4·K², 2.1
+    times with K².
+    """
+    return max(BLOCK, min(4 * min(math.isqrt(examples * dim), dim * dim), LARGEST // dim))
 
 
 class BlockHerd(BaseRule):
@@ -33,7 +44,7 @@ class BlockHerd(BaseRule):
     without a vector counts as the mean.
 
     Args:
-        block_size: examples per block, about; `BLOCK`, or more for long sketches, by default.
+        block_size: examples per block, about; `default_block` by default.
         table: path of a file that the table is kept in; None: in memory.
     """
 
@@ -104,7 +115,7 @@ class BlockHerd(BaseRule):
     def _first_order(self) -> BlockOrder:  # type: ignore[override]
         if self.workers > 1:
             raise ValueError("two levels order one worker's examples: give each worker a rule of its own")
-        wanted = self._block_size or max(BLOCK, PER_NUMBER * (self.dim or 0))
+        wanted = self._block_size or default_block(self.examples, self.dim or 1)
         shape = Blocks.near(self.examples, wanted, self.batch_size)
         self._use(BlockTable(shape, self.dim or 0, Scatter(self.examples, self._seed), self._path))
         return self._planned()
