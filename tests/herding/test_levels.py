@@ -96,7 +96,7 @@ class TestHalving:
         assert np.isfinite(whitening(np.zeros((7, 3), np.float32))).all()
 
     def test_small_directions_reach_their_targets(self):
-        """Without whitening the last number would be off by 20."""
+        """Without whitening the last number would be off by 14."""
         rng = np.random.default_rng(0)
         vectors = (rng.standard_normal((4000, 4)) * [10, 10, 10, 0.1]).astype(np.float32)
         target = np.array([0, 0, 0, 20.0])

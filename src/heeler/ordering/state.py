@@ -98,7 +98,8 @@ def check_state(state: dict[str, Any], examples: int) -> None:
         raise StateError("its sketches begin after its epoch")
     order, length = state["order"], examples
     if is_lazy(state):
-        if order != {"length": examples} or state["closed"]:
+        length = order.get("length")
+        if not isinstance(length, int) or not 1 <= length <= examples or state["closed"]:
             raise StateError(f"its order is {order}, for {examples} examples")
     else:
         length = _checked_length(order, examples)

@@ -29,8 +29,8 @@ def default_block(examples: int, dim: int) -> int:
 
     The blocks before one sum up to about √(S·K) vectors times √(blocks), or times √K where there are more blocks than
     numbers and their order helps; half a block of S can make up for about S / 4. So S ≥ 4·min(√(N·K), K²) or so.
-    Measured (131,072 × 64, numbers that fall off as 1/k): prefixes 1.0 times those of one level with blocks of 4·K², 2.1
-    times with K².
+    Measured (131,072 × 64, numbers that fall off as 1/k): prefixes 1.0 times those of one level with blocks of 4·K²,
+    2.1 times with K².
     """
     return max(BLOCK, min(4 * min(math.isqrt(examples * dim), dim * dim), LARGEST // dim))
 
@@ -89,7 +89,8 @@ class BlockHerd(BaseRule):
     def state_dict(self) -> dict[str, Any]:
         order = self._order
         plan = {"blocks": order.walk.blocks.copy(), "targets": order.walk.targets.copy(), "mean": self._mean.copy()}
-        return {**super().state_dict(), "walk": {**plan, "batch": order.batch_size}, "table": self.table.state_dict()}
+        walk = {**plan, "batch": order.batch_size, "examples": self.examples}
+        return {**super().state_dict(), "walk": walk, "table": self.table.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if check.entry(state, "rule") != type(self).__name__:
@@ -97,6 +98,9 @@ class BlockHerd(BaseRule):
                 f"this state is of rule {state['rule']!r}, which is no order in two levels: leave out block_size= and "
                 "table=, as when it was saved, or start anew"
             )
+        examples = check.stored_count(check.entry(state, "walk"), "examples")
+        if examples != self.examples:
+            raise ValueError(f"the state is of {examples} examples, this rule orders {self.examples}")
         size = check.stored_count(check.entry(state, "table"), "block")
         seed = check.stored_count(state, "seed")
         if not 0 < size <= 2**40:
