@@ -2,6 +2,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import heeler  # noqa: F401 (the page uses it)
+
 dataset = TensorDataset(torch.randn(100, 8))
 model = nn.Linear(8, 1)
 
