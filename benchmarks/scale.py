@@ -19,7 +19,9 @@ STATES = 4
 
 
 def measure_constants(folder: Path, blocks: int = 8, batch_size: int = 1024) -> dict[str, Any]:
-    """Seconds per example of each of a rule's parts, for sketches of 16, 64 and 256 numbers, on a table in a file.
+    """Seconds of one core per example of each of a rule's parts, for sketches of 16, 64 and 256 numbers.
+
+    The table is in a file, and small enough to stay in the system's cache: what a disk takes comes on top.
 
     file: a step's sketches into the table. close: read the table for the blocks' sums, and walk them. expand: halve
     blocks and order the examples of all stretches. draw: an example's number from its place, as a Python integer.
@@ -45,18 +47,18 @@ def _run(path: Path, examples: int, dim: int, batch_size: int, rng: np.random.Ge
     for start in range(0, examples, batch_size):
         rows = rule.order[start : start + batch_size]
         vectors = np.roll(base[: rows.size], int(rng.integers(dim)), axis=1) * np.float32(rng.random() + 0.5)
-        begun = time.perf_counter()
+        begun = time.process_time()
         rule.observe(rows, vectors)
-        seconds["file"] += time.perf_counter() - begun
-    begun = time.perf_counter()
+        seconds["file"] += time.process_time() - begun
+    begun = time.process_time()
     order = rule.next_order()
-    closed = time.perf_counter()
+    closed = time.process_time()
     for start in range(0, examples, batch_size):
         order[start : start + batch_size]
-    seconds["close"], seconds["expand"] = closed - begun, time.perf_counter() - closed
-    begun = time.perf_counter()
+    seconds["close"], seconds["expand"] = closed - begun, time.process_time() - closed
+    begun = time.process_time()
     Scatter(examples, 0).examples(np.arange(min(examples, 1 << 18))).tolist()
-    drawn = (time.perf_counter() - begun) / min(examples, 1 << 18)
+    drawn = (time.process_time() - begun) / min(examples, 1 << 18)
     per_example = {name: each / examples for name, each in seconds.items()}
     del rule, order
     path.unlink()

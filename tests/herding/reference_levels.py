@@ -10,6 +10,7 @@ import numpy as np
 from heeler.herding import solve_batches
 from heeler.herding.levels import Blocks, Scatter, Walk
 from heeler.herding.levels.halving import whitening
+from heeler.herding.levels.order import halved
 
 
 def walk_pairs(vectors: Any, pairs: Sequence[tuple[int, int]], running: Any) -> tuple[list[bool], Any]:
@@ -39,7 +40,8 @@ def halve(vectors: Any, early: int, target: Any, rng: np.random.Generator, turns
     pairs = [(order[2 * i], order[2 * i + 1]) for i in range(early)]
     start = vectors[order[: 2 * early]].astype(np.float64).sum(axis=0) - 2 * target
     root = whitening(vectors)
-    firsts, _ = walk_pairs(vectors @ root.astype(np.float32), pairs, start @ root)
+    white = vectors[order] @ root.astype(np.float32)
+    firsts, _ = walk_pairs(white, [(2 * i, 2 * i + 1) for i in range(early)], start @ root)
     signs = [1 if first else -1 for first in firsts]
     s = start + sum(
         (sign * (vectors[a].astype(np.float64) - vectors[b]) for sign, (a, b) in zip(signs, pairs, strict=True)),
@@ -73,7 +75,7 @@ def block_order(
         places = np.array(late + early, np.int64)
         rng = np.random.default_rng([*seed, shape.count + stretch])
         if vectors[places].any():
-            order = solve_batches(vectors[places], batch_size=batch_size, seed=rng).order
+            order = solve_batches(halved(vectors[places]), batch_size=batch_size, seed=rng).order
         else:
             order = rng.permutation(places.size)
         epoch += scatter.examples(places[order]).tolist()

@@ -70,11 +70,15 @@ class TestHalving:
         order, start = rng.permutation(rows)[: 2 * early], rng.integers(-9, 10, dim).astype(np.float64)
         pairs = order.reshape(-1, 2).tolist()
         firsts, running = np.empty(early, np.bool_), start.copy()
-        kernels.walk_pairs(vectors, order, running, firsts)
+        paired = vectors[order]
+        kernels.walk_pairs(paired, running, firsts)
         expected, s = reference.walk_pairs(vectors, pairs, start)
         assert firsts.tolist() == expected
         assert np.array_equal(running, s)
-        turned = kernels.turn_pairs(vectors, order, running, firsts)
+        again = start.copy()
+        kernels.signed_sum(paired, again, firsts)
+        assert np.array_equal(again, s)
+        turned = kernels.turn_pairs(paired, running, firsts)
         assert (turned, expected) == (reference.turn_pairs(vectors, pairs, s, expected)[0], firsts.tolist())
 
     def test_early_half_has_the_sum_it_is_to_have(self):

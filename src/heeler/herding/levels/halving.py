@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding.batches import herded
-from heeler.herding.validate import IntArray, check_positive, frozen
+from heeler.herding.validate import IntArray, check_positive
 
 TURNS = 8
 """Times that all pairs are looked at again, at most, after the walk. Of 64 numbers, all alike, what is left after the
@@ -76,14 +76,19 @@ class Walk(NamedTuple):
     """(B, K) by block: minus the sum of all blocks before it in the walk."""
 
 
-def walk_blocks(sums: NDArray[np.float64], shape: Blocks, rng: np.random.Generator) -> Walk:
-    """A walk over blocks whose vectors' deviations from the mean of all sum up to sums (B, K)."""
+def walk_blocks(
+    sums: NDArray[np.float64], shape: Blocks, rng: np.random.Generator, root: NDArray[np.float64] | None = None
+) -> Walk:
+    """A walk over blocks whose vectors' deviations from the mean of all sum up to sums (B, K).
+
+    root: (K, K) the `whitening` of some of the vectors: prefixes are short in the measure in which halves reach their
+    targets. By default in the plain one.
+    """
     count = shape.count
     full = count - (shape.length(count - 1) < shape.size)
     blocks = np.arange(count)
-    if full > 2:  # in the measure in which halves reach their targets
-        whitened = sums[:full] @ whitening(sums[:full].astype(np.float32))
-        blocks[:full] = herded(whitened.astype(np.float32), rng)
+    if full > 2:
+        blocks[:full] = herded((sums[:full] if root is None else sums[:full] @ root).astype(np.float32), rng)
     else:
         blocks[:full] = rng.permutation(full)
     targets = np.zeros_like(sums)
@@ -119,14 +124,14 @@ def halve(
     order = rng.permutation(len(vectors))
     if early == len(vectors):
         return order, order[:0]
-    pairs = frozen(order[: 2 * early])
-    running = vectors[pairs].sum(axis=0, dtype=np.float64) - 2 * target
+    pairs = vectors[order[: 2 * early]]
+    running = pairs.sum(axis=0, dtype=np.float64) - 2 * target
     firsts = np.empty(early, np.bool_)
     root = whitening(vectors)
-    kernels.walk_pairs(vectors @ root.astype(np.float32), pairs, running @ root, firsts)
-    kernels.signed_sum(vectors, pairs, running, firsts)
+    kernels.walk_pairs(pairs @ root.astype(np.float32), running @ root, firsts)
+    kernels.signed_sum(pairs, running, firsts)
     turns = 0
-    while turns < TURNS and kernels.turn_pairs(vectors, pairs, running, firsts):
+    while turns < TURNS and kernels.turn_pairs(pairs, running, firsts):
         turns += 1
     one, other = order[0 : 2 * early : 2], order[1 : 2 * early : 2]
     return np.where(firsts, one, other), np.concatenate([np.where(firsts, other, one), order[2 * early :]])

@@ -33,52 +33,52 @@ def add_up(bits, total):
 
 
 @njit(**_COMPILE)
-def walk_pairs(vectors, order, running, firsts):
-    """Of each pair order[2i], order[2i + 1] one goes to the first half: the one that keeps the running sum short.
+def walk_pairs(pairs, running, firsts):
+    """Of each pair, rows 2i and 2i + 1, one goes to the first half: the one that keeps the running sum short.
 
-    vectors (n, K) float32; order (2p,); running (K,) float64 is where the walk starts, and where it ended; firsts (p,)
-    bool: whether the pair's first goes to the first half, and d = first − second is added, or subtracted.
+    pairs (2p, K) float32; running (K,) float64 is where the walk starts, and is used up; firsts (p,) bool is written:
+    whether the pair's first goes to the first half, and d = first − second is added, or subtracted.
     """
-    dim = vectors.shape[1]
+    dim = pairs.shape[1]
     for i in range(firsts.size):
-        a, b = order[2 * i], order[2 * i + 1]
+        a, b = pairs[2 * i], pairs[2 * i + 1]
         dot = 0.0
         for k in range(dim):
-            dot += running[k] * (vectors[a, k] - vectors[b, k])
+            dot += running[k] * (a[k] - b[k])
         plus = dot <= 0.0
         firsts[i] = plus
         sign = 1.0 if plus else -1.0
         for k in range(dim):
-            running[k] += sign * (vectors[a, k] - vectors[b, k])
+            running[k] += sign * (a[k] - b[k])
 
 
 @njit(**_COMPILE)
-def signed_sum(vectors, order, running, firsts):
+def signed_sum(pairs, running, firsts):
     """Add to running (K,) what the walk added, with the signs that it has found."""
     for i in range(firsts.size):
         sign = 1.0 if firsts[i] else -1.0
-        for k in range(vectors.shape[1]):
-            running[k] += sign * (vectors[order[2 * i], k] - vectors[order[2 * i + 1], k])
+        for k in range(pairs.shape[1]):
+            running[k] += sign * (pairs[2 * i, k] - pairs[2 * i + 1, k])
 
 
 @njit(**_COMPILE)
-def turn_pairs(vectors, order, running, firsts):
+def turn_pairs(pairs, running, firsts):
     """Turn every pair over, in turn, that makes the running sum shorter; returns how many did. Arguments as above.
 
     Turning a pair over takes 2·sign·d off the sum: ‖s − 2 sign d‖² = ‖s‖² − 4 (sign ⟨s, d⟩ − ‖d‖²).
     """
-    dim, turned = vectors.shape[1], 0
+    dim, turned = pairs.shape[1], 0
     for i in range(firsts.size):
-        a, b = order[2 * i], order[2 * i + 1]
+        a, b = pairs[2 * i], pairs[2 * i + 1]
         dot, square = 0.0, 0.0
         for k in range(dim):
-            d = vectors[a, k] - vectors[b, k]
+            d = a[k] - b[k]
             dot += running[k] * d
             square += d * d
         sign = 1.0 if firsts[i] else -1.0
         if sign * dot > square:
             for k in range(dim):
-                running[k] -= 2.0 * sign * (vectors[a, k] - vectors[b, k])
+                running[k] -= 2.0 * sign * (a[k] - b[k])
             firsts[i] = not firsts[i]
             turned += 1
     return turned

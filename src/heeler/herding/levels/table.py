@@ -227,7 +227,7 @@ class BlockTable(SketchTable):
             rows[:] = np.nan
             version.scales[block] = self.scale
         else:
-            rows[: len(before)] = before
+            rows[: len(before)], rows[len(before) :] = before, np.nan
         version.slots[block], version.stamps[block], self._own[block] = slot, stamp, True
         return rows[: self.shape.length(block)]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from heeler.herding import validate as check
 from heeler.herding.lazy import LazyOrder
-from heeler.herding.levels.halving import Blocks, Walk, walk_blocks
+from heeler.herding.levels.halving import Blocks, Walk, walk_blocks, whitening
 from heeler.herding.levels.order import BlockOrder
 from heeler.herding.levels.scatter import Scatter
 from heeler.herding.levels.table import BlockTable
@@ -140,7 +140,9 @@ class BlockHerd(BaseRule):
         self._mean = sums.sum(axis=0) / max(int(seen.sum()), 1)
         sums -= seen[:, None] * self._mean
         rng = np.random.default_rng([self._seed, self.epoch, 2 * count + 1])
-        return self._expanded(walk_blocks(sums, self.table.shape, rng), self.batch_size)
+        fullest = int(np.argmax(seen))
+        root = whitening(snapshot.centred(fullest, self._mean)) if seen[fullest] else None
+        return self._expanded(walk_blocks(sums, self.table.shape, rng, root), self.batch_size)
 
     def _expanded(self, walk: Walk, batch_size: int) -> BlockOrder:
         vectors_of = partial(self.table.snapshot.centred, mean=self._mean)
