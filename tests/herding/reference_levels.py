@@ -9,7 +9,6 @@ import numpy as np
 
 from heeler.herding import solve_batches
 from heeler.herding.levels import Blocks, Scatter, Walk
-from heeler.herding.levels.halving import whitening
 from heeler.herding.levels.order import halved
 
 
@@ -33,13 +32,12 @@ def turn_pairs(vectors: Any, pairs: Sequence[tuple[int, int]], running: Any, fir
     return turned, s
 
 
-def halve(vectors: Any, early: int, target: Any, rng: np.random.Generator, turns: int) -> tuple[list[int], list[int]]:
+def halve(vectors: Any, early: int, target: Any, rng: Any, root: Any, turns: int) -> tuple[list[int], list[int]]:
     order = rng.permutation(len(vectors)).tolist()
     if early == len(vectors):
         return order, []
     pairs = [(order[2 * i], order[2 * i + 1]) for i in range(early)]
     start = vectors[order[: 2 * early]].astype(np.float64).sum(axis=0) - 2 * target
-    root = whitening(vectors)
     white = vectors[order] @ root.astype(np.float32)
     firsts, _ = walk_pairs(white, [(2 * i, 2 * i + 1) for i in range(early)], start @ root)
     signs = [1 if first else -1 for first in firsts]
@@ -65,7 +63,7 @@ def block_order(
         start = block * shape.size
         own = vectors[start : start + shape.length(block)]
         rng = np.random.default_rng([*seed, block])
-        parts = halve(own, shape.early(block, batch_size), walk.targets[block], rng, turns)
+        parts = halve(own, shape.early(block, batch_size), walk.targets[block], rng, walk.root, turns)
         halves[block] = [[start + row for row in part] for part in parts]
     blocks = walk.blocks.tolist()
     epoch: list[int] = []

@@ -85,7 +85,7 @@ class TestHalving:
         rng = np.random.default_rng(0)
         vectors = rng.standard_normal((4000, 8)).astype(np.float32)
         for target in (np.zeros(8), 30 * rng.standard_normal(8), 60 * rng.standard_normal(8)):
-            early, late = halve(vectors, 2000, target, rng)
+            early, late = halve(vectors, 2000, target, rng, whitening(vectors))
             assert np.array_equal(np.sort(np.concatenate([early, late])), np.arange(4000))
             assert early.size == 2000
             assert np.linalg.norm(vectors[early].sum(axis=0, dtype=np.float64) - target) < 2.0  # a vector is 2.8 long
@@ -100,12 +100,14 @@ class TestHalving:
         assert np.isfinite(whitening(np.zeros((7, 3), np.float32))).all()
 
     def test_small_directions_reach_their_targets(self):
-        """Without whitening the last number would be off by 14."""
+        """They would not without whitening."""
         rng = np.random.default_rng(0)
         vectors = (rng.standard_normal((4000, 4)) * [10, 10, 10, 0.1]).astype(np.float32)
         target = np.array([0, 0, 0, 20.0])
-        early, _ = halve(vectors, 2000, target, rng)
+        early, _ = halve(vectors, 2000, target, rng, whitening(vectors))
         assert abs(vectors[early, 3].sum() - 20) < 2
+        early, _ = halve(vectors, 2000, target, rng)
+        assert abs(vectors[early, 3].sum() - 20) > 5
 
     def test_what_does_not_pair_is_late(self):
         vectors = np.random.default_rng(0).standard_normal((11, 2)).astype(np.float32)
@@ -148,7 +150,7 @@ class TestOrder:
         vectors = rng.standard_normal((examples, 3)).astype(np.float32) * known
         starts = range(0, examples, shape.size)
         sums = np.stack([vectors[a : a + shape.size].sum(axis=0, dtype=np.float64) for a in starts])
-        walk = walk_blocks(sums, shape, rng)
+        walk = walk_blocks(sums, shape, rng, whitening(vectors))
 
         def vectors_of(number: int) -> np.ndarray:
             return vectors[number * shape.size :][: shape.length(number)]

@@ -31,7 +31,7 @@ walk is 29 long, and 12.5 after that (vectors 8 long, blocks of 16,384)."""
 
 
 MOMENTS = 1 << 14
-"""Rows of a block, at most, that its second moments are taken from."""
+"""Vectors, at most, that second moments are taken from."""
 FLOOR = 1e-5
 """Of the largest second moment in any direction: smaller ones count as this."""
 
@@ -74,6 +74,8 @@ class Walk(NamedTuple):
     """(B,) all blocks; a short one comes last."""
     targets: NDArray[np.float64]
     """(B, K) by block: minus the sum of all blocks before it in the walk."""
+    root: NDArray[np.float64] | None = None
+    """(K, K) the `whitening` of vectors like those of the blocks; None: they are taken as they are."""
 
 
 def walk_blocks(
@@ -81,8 +83,7 @@ def walk_blocks(
 ) -> Walk:
     """A walk over blocks whose vectors' deviations from the mean of all sum up to sums (B, K).
 
-    root: (K, K) the `whitening` of some of the vectors: prefixes are short in the measure in which halves reach their
-    targets. By default in the plain one.
+    root: of some of the vectors: prefixes are short in the measure in which halves reach their targets.
     """
     count = shape.count
     full = count - (shape.length(count - 1) < shape.size)
@@ -93,7 +94,7 @@ def walk_blocks(
         blocks[:full] = rng.permutation(full)
     targets = np.zeros_like(sums)
     targets[blocks[1:]] = -np.cumsum(sums[blocks[:-1]], axis=0)
-    return Walk(blocks, targets)
+    return Walk(blocks, targets, root)
 
 
 def whitening(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -110,14 +111,18 @@ def whitening(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def halve(
-    vectors: NDArray[np.float32], early: int, target: NDArray[np.float64], rng: np.random.Generator
+    vectors: NDArray[np.float32],
+    early: int,
+    target: NDArray[np.float64],
+    rng: np.random.Generator,
+    root: NDArray[np.float64] | None = None,
 ) -> tuple[IntArray, IntArray]:
     """(early,) and (n − early,) rows of vectors (n, K), in random order, such that the former sum up to about `target`.
 
     early: at most n / 2; or n, for all. Of random pairs one row each goes to the early half, the one for which a
     running sum gets shorter. It begins at Σ v − 2·target over all pairs, and what is early is added to it and what is
-    late taken off: once it is zero, the early half is on target. The walk is over whitened vectors. Then pairs are
-    turned over as long as that makes the true sum shorter.
+    late taken off: once it is zero, the early half is on target. The walk is over vectors times `root`, which whitens
+    them. Then pairs are turned over as long as that makes the true sum shorter.
     """
     from heeler.herding.levels import kernels
 
@@ -127,9 +132,11 @@ def halve(
     pairs = vectors[order[: 2 * early]]
     running = pairs.sum(axis=0, dtype=np.float64) - 2 * target
     firsts = np.empty(early, np.bool_)
-    root = whitening(vectors)
-    kernels.walk_pairs(pairs @ root.astype(np.float32), running @ root, firsts)
-    kernels.signed_sum(pairs, running, firsts)
+    if root is None:
+        kernels.walk_pairs(pairs, running, firsts)
+    else:
+        kernels.walk_pairs(pairs @ root.astype(np.float32), running @ root, firsts)
+        kernels.signed_sum(pairs, running, firsts)
     turns = 0
     while turns < TURNS and kernels.turn_pairs(pairs, running, firsts):
         turns += 1

@@ -36,8 +36,8 @@ def add_up(bits, total):
 def walk_pairs(pairs, running, firsts):
     """Of each pair, rows 2i and 2i + 1, one goes to the first half: the one that keeps the running sum short.
 
-    pairs (2p, K) float32; running (K,) float64 is where the walk starts, and is used up; firsts (p,) bool is written:
-    whether the pair's first goes to the first half, and d = first − second is added, or subtracted.
+    pairs (2p, K) float32; running (K,) float64 is where the walk starts, and then where it ended; firsts (p,) bool is
+    written: whether the pair's first goes to the first half, and d = first − second is added, or subtracted.
     """
     dim = pairs.shape[1]
     for i in range(firsts.size):

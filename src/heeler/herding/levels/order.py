@@ -108,7 +108,7 @@ class BlockOrder(LazyOrder):
             vectors = self._vectors_of(block)
             rng = np.random.default_rng([*self._seed, block])
             early = self.shape.early(block, self.batch_size)
-            both = halve(vectors, early, self.walk.targets[block], rng)
+            both = halve(vectors, early, self.walk.targets[block], rng, self.walk.root)
             self._halved = block, [(block * self.shape.size + rows, vectors[rows]) for rows in both]
         found: tuple[IntArray, NDArray[np.float32]] = self._halved[1][which]
         return found

@@ -90,6 +90,8 @@ class BlockHerd(BaseRule):
         order = self._order
         plan = {"blocks": order.walk.blocks.copy(), "targets": order.walk.targets.copy(), "mean": self._mean.copy()}
         walk = {**plan, "batch": order.batch_size, "examples": self.examples}
+        if order.walk.root is not None:
+            walk["root"] = order.walk.root.copy()
         return {**super().state_dict(), "walk": walk, "table": self.table.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -154,7 +156,10 @@ class BlockHerd(BaseRule):
         blocks = check.as_order(check.stored_array(state, "blocks", [np.int64], (shape.count,)), shape.count)
         targets = np.array(check.stored_array(state, "targets", [np.float64], (shape.count, dim)))
         mean = np.array(check.stored_array(state, "mean", [np.float64], (dim,)))
-        return Walk(blocks, targets), mean, check.check_positive(check.stored_count(state, "batch"), "batch")
+        root = None
+        if "root" in state:
+            root = np.array(check.stored_array(state, "root", [np.float64], (dim, dim)))
+        return Walk(blocks, targets, root), mean, check.check_positive(check.stored_count(state, "batch"), "batch")
 
     def _check(self) -> None:
         """The order is checked with the blocks that it is made of."""
