@@ -98,7 +98,7 @@ def test_what_orders_are_read_from_stays_until_the_epoch_ends(in_file, tmp_path)
     newest = contents(mine)[0]
     mine.close_epoch()
     assert not np.array_equal(read_version(mine), before)
-    placed = Scatter(EXAMPLES, 7).examples(np.arange(EXAMPLES))
+    placed = mine.placement.examples(np.arange(EXAMPLES))
     np.testing.assert_array_equal(read_version(mine), newest[placed])
 
 

@@ -132,6 +132,22 @@ class TestHalving:
         else:
             assert early == lengths
 
+    @given(st.integers(1, 500), st.integers(1, 60))
+    def test_dealing_mixes_blocks_evenly(self, examples, size):
+        shape = Blocks(examples, size)
+        places = np.arange(examples)
+        dealt = shape.dealt(places)
+        assert np.array_equal(np.sort(dealt), places)
+        assert np.array_equal(shape.undealt(dealt), places)
+        full = examples // size
+        came_from = np.zeros((shape.count, shape.count), int)
+        np.add.at(came_from, (dealt // size, places // size), 1)
+        if full > 1:  # of every full block as many, but for one more or less
+            shares = came_from[:, :full]
+            assert (shares.max(axis=1) - shares.min(axis=1) <= 1).all()
+        for block in range(shape.count):  # what goes to one block are neighbours
+            assert (np.diff(dealt[block * size : (block + 1) * size]) > 0).all()
+
     def test_walk_says_what_is_missing(self):
         sums = np.random.default_rng(0).standard_normal((9, 3))
         walk = walk_blocks(sums, Blocks(9 * 4 - 1, 4), np.random.default_rng(0))

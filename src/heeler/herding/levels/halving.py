@@ -66,6 +66,23 @@ class Blocks:
             return length
         return length // 2 if length == self.size else length // 2 // batch_size * batch_size
 
+    def dealt(self, places: IntArray) -> IntArray:
+        """Where places (b,) go when rows are dealt out like cards: the first row of every block, then the second, ...
+
+        Each new block holds as many rows, neighbours, of every old one. `levels.table` says what that is good for.
+        """
+        block, row = np.divmod(places, self.size)
+        last = self.length(self.count - 1)  # rows that all blocks have
+        return np.where(row < last, row * self.count + block, last + row * (self.count - 1) + block)
+
+    def undealt(self, places: IntArray) -> IntArray:
+        """The inverse of `dealt`."""
+        last, others = self.length(self.count - 1), max(self.count - 1, 1)
+        row, block = np.divmod(places, self.count)
+        row_late, block_late = np.divmod(places - last, others)
+        late = places >= last * self.count
+        return np.where(late, block_late * self.size + row_late, block * self.size + row)
+
 
 class Walk(NamedTuple):
     """The order in which blocks are opened, and what their early halves shall sum up to."""

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,17 @@ from numpy.typing import NDArray
 from heeler.herding.batches import solve_batches
 from heeler.herding.lazy import LazyOrder
 from heeler.herding.levels.halving import Blocks, Walk, halve
-from heeler.herding.levels.scatter import Scatter
 from heeler.herding.validate import IntArray
 
 KEPT = 4
 """Stretches that are kept: the one that is drawn, the one that is being trained on, one ahead and one behind."""
+
+
+class Places(Protocol):
+    """Where examples lie, such as a `Scatter` or a `Placement`."""
+
+    def examples(self, places: IntArray) -> IntArray:
+        """(b,) the examples at places (b,)."""
 
 
 class BlockOrder(LazyOrder):
@@ -28,7 +34,7 @@ class BlockOrder(LazyOrder):
 
     Args:
         shape: how places are cut into blocks.
-        scatter: which example lies at a place; None where place i holds example i.
+        placement: which example lies at a place; None where place i holds example i.
         walk: in which order blocks are opened.
         vectors_of: (n, K) float32 deviations from the mean of the examples of a block, zeros where none is known. What
             it returns for a block must not change.
@@ -39,14 +45,14 @@ class BlockOrder(LazyOrder):
     def __init__(
         self,
         shape: Blocks,
-        scatter: Scatter | None,
+        placement: Places | None,
         walk: Walk,
         vectors_of: Callable[[int], NDArray[np.float32]],
         seed: list[int],
         batch_size: int,
     ) -> None:
         self.shape, self.walk, self.batch_size = shape, walk, batch_size
-        self._scatter, self._vectors_of, self._seed = scatter, vectors_of, seed
+        self._placement, self._vectors_of, self._seed = placement, vectors_of, seed
         early = np.array([shape.early(block, batch_size) for block in walk.blocks.tolist()])
         late = np.array([shape.length(block) for block in walk.blocks.tolist()]) - early
         sizes = np.append(early, 0) + np.append(0, late)
@@ -100,7 +106,7 @@ class BlockOrder(LazyOrder):
             order = solve_batches(halved(vectors), batch_size=self.batch_size, seed=rng).order
         else:
             order = rng.permutation(places.size)
-        return places[order] if self._scatter is None else self._scatter.examples(places[order])
+        return places[order] if self._placement is None else self._placement.examples(places[order])
 
     def _half(self, block: int, which: int) -> tuple[IntArray, NDArray[np.float32]]:
         """(n,) places and (n, K) vectors of a block's early or late half; of one block both are kept."""

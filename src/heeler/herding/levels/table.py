@@ -3,7 +3,11 @@
 Every block has two versions. The *read* version is as the last epoch left it, and does not change: this epoch's order
 is expanded from it, at any time and with the same result. What comes in goes to the *write* version: a block is copied
 to a free slot before its first row is written to (copy on write), and at the epoch's end the written version is the
-next one to read.
+next one to read, in other blocks.
+
+In other blocks, because examples of one block are trained on at about the same time. While weights move, so do all
+gradients, and a block's sum would tell when it was sketched rather than what is in it. So at the end of an epoch that
+has brought sketches the rows are dealt out anew (`Blocks.dealt`): each new block holds as many rows of every old one.
 
 A saved state names the slots of both versions, and from then on these slots are not written to: the next row of such a
 block goes to a new copy. So a state stays right whatever the run does after it, and a process that is killed while it
@@ -19,7 +23,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +38,8 @@ from heeler.herding.validate import IntArray
 
 STATES = 2
 """Saved states whose rows a file keeps."""
+DEALT = 1 << 25
+"""Numbers of the blocks that are filled at a time when rows are dealt out."""
 LARGEST_COPY = 1 << 32
 """Bytes up to which the whole table is copied for those who want it in one piece."""
 _FIELDS = {"slots": np.int64, "stamps": np.int64, "scales": np.float64, "counts": np.int64}
@@ -50,16 +56,41 @@ class Version:
     """What the stored numbers are to be divided by."""
     counts: IntArray
     """Examples with a sketch."""
+    deals: int = 0
+    """How often the rows were dealt out anew."""
 
     @classmethod
-    def empty(cls, blocks: int) -> Version:
-        return cls(np.full(blocks, -1), np.zeros(blocks, np.int64), np.ones(blocks), np.zeros(blocks, np.int64))
+    def empty(cls, blocks: int, deals: int = 0) -> Version:
+        zeros = np.zeros(blocks, np.int64)
+        return cls(np.full(blocks, -1), zeros, np.ones(blocks), zeros.copy(), deals)
 
     def copy(self) -> Version:
-        return Version(*(getattr(self, name).copy() for name in _FIELDS))
+        return replace(self, **{name: getattr(self, name).copy() for name in _FIELDS})
 
     def state(self) -> dict[str, Any]:
-        return {name: getattr(self, name).copy() for name in _FIELDS}
+        return {**{name: getattr(self, name).copy() for name in _FIELDS}, "deals": self.deals}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """At which place an example's row lies: scattered, and then dealt out so many times."""
+
+    scatter: Scatter
+    shape: Blocks
+    deals: int
+
+    def places(self, examples: IntArray) -> IntArray:
+        """(b,) the places of examples (b,)."""
+        places = self.scatter.places(examples)
+        for _ in range(self.deals):
+            places = self.shape.dealt(places)
+        return places
+
+    def examples(self, places: IntArray) -> IntArray:
+        """(b,) the examples at places (b,)."""
+        for _ in range(self.deals):
+            places = self.shape.undealt(places)
+        return self.scatter.examples(places)
 
 
 @dataclass(frozen=True)
@@ -136,17 +167,53 @@ class BlockTable(SketchTable):
     def share_seen(self) -> float:
         return float(self._write.counts.sum()) / len(self)
 
+    @property
+    def placement(self) -> Placement:
+        """Where rows lie, in both versions."""
+        return Placement(self._scatter, self.shape, self._read.deals)
+
     def close_epoch(self) -> None:
-        """What was written is what is read from now on."""
+        """What was written is what is read from now on; where anything was, in other blocks."""
         super().close_epoch()
+        if not np.array_equal(self._write.stamps, self._read.stamps):
+            self._read = self._write  # what the epoch's order was read from is not needed any more
+            self._write = self._dealt()
         self._read = self._write.copy()
         self._own[:] = False
+
+    def _dealt(self) -> Version:
+        """The written version, dealt out to other blocks: some of them at a time, each old block read in sequence."""
+        count, size = self.shape.count, self.shape.size
+        old, new = Snapshot(self.shape, self._slots, self._read, self.dim), Version.empty(count, self._read.deals + 1)
+        largest, group = float(np.finfo(np.float16).max), max(1, DEALT // (size * self.dim))
+        for first in range(0, count, group):
+            start, stop = first * size, min((first + group) * size, len(self))
+            rows = np.full((stop - start, self.dim), np.nan, np.float16)
+            for block in range(count):
+                stored = old.stored(block)
+                if stored is None:
+                    continue
+                places = self.shape.dealt(block * size + np.arange(self.shape.length(block)))  # ascending
+                a, b = np.searchsorted(places, [start, stop])
+                ratio = np.float32(self.scale / self._read.scales[block])
+                part = stored[a:b] if ratio == 1 else np.clip(stored[a:b].astype(np.float32) * ratio, -largest, largest)
+                rows[places[a:b] - start] = part
+            for block in range(first, min(first + group, count)):
+                own = rows[(block - first) * size :][: self.shape.length(block)]
+                new.counts[block] = np.count_nonzero(~np.isnan(own[:, 0]))
+                if new.counts[block]:
+                    used = np.concatenate([self._read.slots, new.slots, *self._kept])
+                    new.slots[block], new.stamps[block] = self._slots.allocate(used)
+                    view = self._slots.view(int(new.slots[block]), int(new.stamps[block]))
+                    view[: len(own)], view[len(own) :] = own, np.nan
+                    new.scales[block] = self.scale
+        return new
 
     # Rows
 
     def forget(self, indices: IntArray) -> None:
         """Examples `indices` (b,) have no sketch any more."""
-        for block, rows, _ in self._by_block(self._scatter.places(indices)):
+        for block, rows, _ in self._by_block(self.placement.places(indices)):
             if self._write.slots[block] >= 0:
                 stored = self._writable(block)
                 self._write.counts[block] -= np.unique(rows[~np.isnan(stored[rows, 0])]).size
@@ -156,7 +223,7 @@ class BlockTable(SketchTable):
         where = check.as_integers(np.atleast_1d(np.asarray(indices)), "indices")
         out = np.zeros((where.size, self.dim), np.float32)
         newest = Snapshot(self.shape, self._slots, self._write, self.dim)
-        for block, rows, which in self._by_block(self._scatter.places(where)):
+        for block, rows, which in self._by_block(self.placement.places(where)):
             stored = newest.stored(block)
             if stored is not None:
                 out[which] = stored[rows].astype(np.float32) / np.float32(self._write.scales[block])
@@ -184,11 +251,11 @@ class BlockTable(SketchTable):
             stored = newest.stored(block)
             if stored is not None:
                 place = block * self.shape.size + np.flatnonzero(~np.isnan(stored[:, 0]))
-                out[self._scatter.examples(place)] = True
+                out[self.placement.examples(place)] = True
         return out
 
     def _file(self, where: IntArray, values: NDArray[np.float32]) -> None:
-        for block, rows, which in self._by_block(self._scatter.places(where)):
+        for block, rows, which in self._by_block(self.placement.places(where)):
             stored = self._writable(block)
             if self._write.scales[block] != self.scale:
                 ratio, largest = self.scale / self._write.scales[block], float(np.finfo(np.float16).max)
@@ -291,6 +358,8 @@ class BlockTable(SketchTable):
             version = self._version(check.entry(state, name))
             if (version.slots < -1).any() or (count is not None and (version.slots >= count).any()):
                 raise ValueError(f"the state's {name} names blocks that are not there: it is damaged")
+            if version.deals != check.stored_count(state["read"], "deals") or version.deals > 2**32:
+                raise ValueError("the state's versions are not of one epoch: it is damaged")
             lengths = np.array([self.shape.length(block) for block in range(blocks)])
             if (version.counts < 0).any() or (version.counts > lengths).any() or (version.scales <= 0).any():
                 raise ValueError(f"the state's {name} is out of range: it is damaged")
@@ -319,4 +388,7 @@ class BlockTable(SketchTable):
 
     def _version(self, state: Any) -> Version:
         shape = (self.shape.count,)
-        return Version(*(np.array(check.stored_array(state, name, [kind], shape)) for name, kind in _FIELDS.items()))
+        arrays: dict[str, Any] = {
+            name: np.array(check.stored_array(state, name, [kind], shape)) for name, kind in _FIELDS.items()
+        }
+        return Version(**arrays, deals=check.stored_count(state, "deals"))

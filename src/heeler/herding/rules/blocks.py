@@ -148,8 +148,8 @@ class BlockHerd(BaseRule):
 
     def _expanded(self, walk: Walk, batch_size: int) -> BlockOrder:
         vectors_of = partial(self.table.snapshot.centred, mean=self._mean)
-        scatter = Scatter(self.examples, self._seed)
-        return BlockOrder(self.table.shape, scatter, walk, vectors_of, [self._seed, self.epoch], batch_size)
+        seed, placement = [self._seed, self.epoch], self.table.placement
+        return BlockOrder(self.table.shape, placement, walk, vectors_of, seed, batch_size)
 
     def _read_walk(self, state: Any, shape: Blocks) -> tuple[Walk, Any, int]:
         dim = self.dim or 0
