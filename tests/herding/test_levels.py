@@ -228,6 +228,19 @@ class TestRule:
         assert bounds[1].rms < 1.5 * bounds[0].rms
         assert bounds[1].two < 1.5 * bounds[0].two
 
+    def test_gradients_that_move_while_they_are_taken_do_no_more_harm_than_in_one_level(self):
+        """Examples of a block are sketched at about the same time: its sum must not tell when."""
+        rng = np.random.default_rng(0)
+        vectors, drift, bounds = rng.standard_normal((8000, 8)), rng.standard_normal(8), []
+        for options in ({}, {"block_size": 800}):
+            rule = make_rule("herd", 8000, 8, batch_size=8, **options)
+            order = np.asarray(rule.order)
+            moved = vectors.copy()
+            moved[order] += np.linspace(0, 1, 8000)[:, None] * drift
+            rule.observe(order, moved[order])
+            bounds.append(herding_bound(vectors, np.asarray(rule.next_order()), batch_size=8).rms)
+        assert bounds[1] < 1.5 * bounds[0]
+
     def test_batches_of_sorted_data_are_mixed(self):
         """Before there is any sketch, too: a batch of 32 of ten classes misses few of them."""
         order = np.asarray(make_rule("herd", 10_000, 4, batch_size=32, block_size=1000).order)
