@@ -75,6 +75,18 @@ class Blocks:
         last = self.length(self.count - 1)  # rows that all blocks have
         return np.where(row < last, row * self.count + block, last + row * (self.count - 1) + block)
 
+    def rows_dealt(self, block: int, start: int, stop: int) -> tuple[int, int]:
+        """The rows a to below b of a block that go to the places from `start` to below `stop`."""
+        return self._first_row(block, start), self._first_row(block, stop)
+
+    def _first_row(self, block: int, place: int) -> int:
+        """The first row of a block that goes to this place or behind it; its length if none does."""
+        last, length = self.length(self.count - 1), self.length(block)
+        row = max(-(-(place - block) // self.count), 0)
+        if row > last or (row == last and length > last):
+            row = max(-(-(place - last - block) // max(self.count - 1, 1)), last)
+        return min(row, length)
+
     def undealt(self, places: IntArray) -> IntArray:
         """The inverse of `dealt`."""
         last, others = self.length(self.count - 1), max(self.count - 1, 1)

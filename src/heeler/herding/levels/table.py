@@ -193,11 +193,10 @@ class BlockTable(SketchTable):
                 stored = old.stored(block)
                 if stored is None:
                     continue
-                places = self.shape.dealt(block * size + np.arange(self.shape.length(block)))  # ascending
-                a, b = np.searchsorted(places, [start, stop])
+                a, b = self.shape.rows_dealt(block, start, stop)
                 ratio = np.float32(self.scale / self._read.scales[block])
                 part = stored[a:b] if ratio == 1 else np.clip(stored[a:b].astype(np.float32) * ratio, -largest, largest)
-                rows[places[a:b] - start] = part
+                rows[self.shape.dealt(block * size + np.arange(a, b)) - start] = part
             for block in range(first, min(first + group, count)):
                 own = rows[(block - first) * size :][: self.shape.length(block)]
                 new.counts[block] = np.count_nonzero(~np.isnan(own[:, 0]))
