@@ -14,8 +14,8 @@ from heeler.herding.levels import Scatter
 from heeler.herding.rules.blocks import BlockHerd, default_block
 
 DIMS = (16, 64, 256)
-STATES = 4
-"""Versions of the table that a file may hold at most: read, written, and what two states keep of earlier ones."""
+VERSIONS = 5
+"""Versions of the table that a file may hold: two of each of the last two states, and the one rows are dealt out to."""
 
 
 def measure_constants(folder: Path, blocks: int = 8, batch_size: int = 1024) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def scale_table(found: dict[str, Any], examples: int = 10**9, dims: tuple[int, .
             own = -(-examples // workers)
             blocks = -(-own // one["block"])
             table = own * 2 * dim
-            state = blocks * (16 * dim + 72)
+            state = blocks * (8 * dim + 72) + 8 * dim * (dim + 1)
             cells = [
                 f"{dim}",
                 f"{workers:,}",
                 f"{own:,}",
                 _size(table),
-                _size(STATES * table),
+                _size(VERSIONS * table),
                 _size(one["peak_bytes"] + blocks * 32 * dim),
                 _size(state),
                 *(_clock(one[name] * own) for name in ("file", "close", "expand")),
