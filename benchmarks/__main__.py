@@ -5,6 +5,7 @@ import typer
 from benchmarks.commands.coordination import coordination
 from benchmarks.commands.diversity import diversity
 from benchmarks.commands.epoch import epoch
+from benchmarks.commands.levels import levels, levels_scale, scale_constants, scale_needs
 from benchmarks.commands.overhead import overhead
 from benchmarks.commands.select import select, select_slopes
 from benchmarks.commands.solver import solver
@@ -16,7 +17,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for measurement in (overhead, solver, epoch, coordination, diversity, select, select_slopes):
+for measurement in (
+    *(overhead, solver, epoch, coordination, diversity, select, select_slopes),
+    *(levels, levels_scale, scale_constants, scale_needs),
+):
     app.command()(measurement)
 
 if __name__ == "__main__":

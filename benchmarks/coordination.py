@@ -149,9 +149,9 @@ def _play(
 
     before = planner.metrics()
     for _ in range(1 + STEADY_EPOCHS):
-        plain = _epoch(planner.indices, batch_size, step, lambda at, indices: None, lambda: None)
+        plain = _epoch(np.asarray(planner.indices), batch_size, step, lambda at, indices: None, lambda: None)
         note({f"plain_{name}": number for name, number in plain.items()})
-        note(_epoch(planner.indices, batch_size, step, train, planner.next_order))
+        note(_epoch(np.asarray(planner.indices), batch_size, step, train, planner.next_order))
         now = planner.metrics()
         note({name: now[name] - (before[name] if name.startswith("bytes") else 0.0) for name in now})
         before = now

@@ -101,7 +101,7 @@ class Task:
         """Distance from the optimum at the end."""
         w = np.zeros((65, 10))
         for _ in range(epochs):
-            for rows in rule.order.reshape(-1, BATCH):
+            for rows in np.asarray(rule.order).reshape(-1, BATCH):
                 own = self.gradients(w, rows)
                 if rule.needs_vectors:
                     rule.observe(rows, own.astype(np.float32))

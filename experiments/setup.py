@@ -59,6 +59,8 @@ class Run:
     """The first epoch of `herd` where it has strata: "random" or "stratified"; None: the rule's default."""
     passes: int | None = None
     """Balance sweeps in a solve of `sweeps`; None: the rule's default."""
+    block_size: int | None = None
+    """Examples per block of `herd` in two levels; None: one level."""
     refresh: int | None = None
     """How many epochs old a sketch of our rules may get; None: the sampler's default."""
     layers: str | None = None
@@ -92,7 +94,7 @@ class Run:
         for name, value in (("ema", self.ema), ("warmup", self.warmup)):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must lie in [0, 1), not {value}")
-        for name in ("epochs", "batch_size", "workers", "dim", "refresh", "measure_every"):
+        for name in ("epochs", "batch_size", "workers", "dim", "block_size", "refresh", "measure_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

@@ -96,12 +96,12 @@ def _rounds(
     rule = make_rule(name, vectors.shape[0], vectors.shape[1], seed=seed, shard_sizes=sizes, **options)
     for done in range(1, rounds + 1):
         if rule.needs_vectors:
-            order = rule.order.reshape(len(sizes), -1)
+            order = np.asarray(rule.order).reshape(len(sizes), -1)
             step = max(_ROWS_AT_ONCE // len(sizes), 1)
             for at in range(0, order.shape[1], step):  # workers go in lockstep, as they would in training
                 for own in order[:, at : at + step]:
                     rule.observe(own, vectors[own])
-        order = rule.next_order()
+        order = np.asarray(rule.next_order())
         seconds += time.perf_counter() - start
         bounds.append(parallel_herding_bound(vectors, order, shard_sizes=sizes).inf)
         if progress is not None:

@@ -136,7 +136,8 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
 
 
 def _rule_options(run: Run) -> dict[str, Any]:
-    options = {"sweeps": run.passes if run.rule == "sweeps" else None, "first": run.first}
+    options: dict[str, Any] = {"sweeps": run.passes if run.rule == "sweeps" else None, "first": run.first}
+    options["block_size"] = run.block_size if run.rule == "herd" else None
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -196,7 +197,7 @@ def batches(sampler: Sampler, tensors: tuple[Tensor, ...], step: int) -> Iterato
     """An epoch's batches, picked on the device: for data that lies there a loader would only add time."""
     drawn = iter(sampler)
     first = list(islice(drawn, step))  # opens the epoch, so that sampler.indices is its order
-    order = torch.from_numpy(sampler.indices.copy()).to(tensors[0].device)
+    order = torch.from_numpy(np.array(sampler.indices)).to(tensors[0].device)
     at = 0
     while first:
         rows = order[at : at + len(first)]

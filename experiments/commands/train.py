@@ -24,6 +24,7 @@ def train(
     sorted_shards: Annotated[bool, typer.Option(help="Shards cut from the examples sorted by label.")] = False,
     lr: Annotated[str | None, typer.Option(help=f"Learning rate. {Lists}")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples of one worker in a step.")] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Examples per block: herd in two levels.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Numbers in a sketch; else the library's default.")] = None,
     layers: Annotated[str | None, typer.Option(help="Layers tapped: all, or a budget such as 2%.")] = None,
     exact: Annotated[bool | None, typer.Option(help="Full gradients, not sketches; else as the task has it.")] = None,
@@ -38,7 +39,7 @@ def train(
 ) -> None:
     """Train a task in several orders and compare them. A finished run is not repeated."""
     given = {"workers": workers, "epochs": epochs, "shards": shards, "batch_size": batch_size, "exact": exact}
-    given |= {"dim": dim, "layers": layers}
+    given |= {"dim": dim, "layers": layers, "block_size": block_size}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     changes |= {"device": device, "sorted_shards": sorted_shards, "bounds": bounds}
     try:

@@ -60,7 +60,7 @@ class DiversityPlace(OneProcess):
         assert self._sampler is not None
         walked = examples.train
         if not run.options.get("replacement"):  # the bound is of all examples, not of those that were drawn
-            order = torch.from_numpy(self._sampler.indices.copy()).to(walked[0].device)
+            order = torch.from_numpy(np.array(self._sampler.indices)).to(walked[0].device)
             walked = tuple(t[order] for t in walked)
         session = self._sampler.session
         with session.paused() if session.is_attached else nullcontext():

@@ -99,7 +99,7 @@ def as_published(model: nn.Module, seed: int) -> Callable[[], Iterator[list[int]
     rule = make_rule("cd-grab", EXAMPLES, sketcher.dim, seed=seed, batch_size=own, shard_sizes=parts)
 
     def epoch() -> Iterator[list[int]]:
-        for rows in rule.order.reshape(WORKERS, -1, own).transpose(1, 0, 2).reshape(-1, BATCH):
+        for rows in np.asarray(rule.order).reshape(WORKERS, -1, own).transpose(1, 0, 2).reshape(-1, BATCH):
             yield rows.tolist()
             rule.observe(rows, sketcher.pop().numpy())
         rule.next_order()

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from heeler.herding import rule_class
+from heeler.herding.rules.blocks import default_block
 from heeler.ordering.planner import EARLY_SIZE
 from heeler.ordering.refresh import sketched_epochs
 
@@ -16,6 +17,14 @@ SOLVE_RATE = 2e7
 ORDER_BYTES = 135
 """Bytes per example that orders take while a solve runs. The sums of steps come on top: about 14 · K / (examples per
 step)."""
+
+
+EXPAND_BYTES = 20
+"""Bytes per number that expanding a block of two levels takes: halves of two blocks and a stretch in single precision,
+and their solve."""
+SUM_RATE = 5e8
+"""Numbers per second that two levels sum up at an epoch's end, where they are in the system's cache; the rest of their
+solve is spread over the epoch, in a thread (`python -m benchmarks scale-constants`)."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,16 @@ def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = Tr
     solve = examples * dim / SOLVE_RATE if rule.solves_in_background else 0.0
     hidden = rule.solves_in_background and (workers > 1 or examples * dim >= EARLY_SIZE)
     return Needs(table, ORDER_BYTES * examples, checkpoint, worker, leader, solve, hidden)
+
+
+def two_level_needs(examples: int, dim: int, *, in_file: bool = False) -> Needs:
+    """What `herd` needs in two levels, for `examples` of one worker."""
+    table = 4 * dim * examples  # as the last epoch left it, and as this one writes it
+    block = min(default_block(examples, dim), examples)
+    expanding = block * (EXPAND_BYTES * dim + ORDER_BYTES)
+    blocks = -(-examples // block) * 16 * dim
+    checkpoint = blocks if in_file else table + blocks
+    return Needs(0 if in_file else table, expanding + blocks, checkpoint, 0, 0, examples * dim / SUM_RATE, False)
 
 
 def least_epochs(ratio: float) -> int:

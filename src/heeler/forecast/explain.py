@@ -141,6 +141,8 @@ def explain(
     numbers = (dim or default_dim(max(examples, 1))) if sketcher is None else sketcher.dim
     apart = shards == "local" and not rule.coordinates_shards  # every worker for itself
     needs = costs.needs(order, own if apart else examples, numbers, 1 if apart else workers, dealt=shards == "global")
+    if setup.two_levels:
+        needs = costs.two_level_needs(own, numbers)
     measured = None
     if loss is not None and sketcher is not None and all(finding.level != "stops" for finding in findings):
         try:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from heeler.herding import validate as check
+from heeler.herding.validate import IntArray
 
 _CHUNK = 1 << 16
 _LARGEST = float(np.finfo(np.float16).max)
@@ -43,6 +44,7 @@ class SketchTable:
         self.scale = 1.0
         self.dropped = 0
         self._scaled = False
+        self._half = self.rows.dtype == np.float16
         # Σ⟨new, old⟩, Σ‖new‖‖old‖, both in stored numbers, and the rows in them: since the last close, and up to it.
         self._agreed = np.zeros((2, 3))
 
@@ -52,6 +54,11 @@ class SketchTable:
     @property
     def dim(self) -> int:
         return int(self.rows.shape[1])
+
+    @property
+    def share_seen(self) -> float:
+        """Of the examples, those with a sketch."""
+        return float(np.mean(self.seen))
 
     @property
     def agreement(self) -> float | None:
@@ -92,15 +99,14 @@ class SketchTable:
             where, values = where[finite], values[finite]
         if where.size == 0:
             return
-        if self.rows.dtype == np.float16:
-            if not (self._scaled and _USUAL[0] <= math.sqrt(square / values.size) * self.scale <= _USUAL[1]):
-                self._follow(values)
-            self._agreed[0] += self._compared(where, values)
-            self._store_halves(where, values)
-        else:
-            self._agreed[0] += self._compared(where, values)
-            self.rows[where] = values
-        self.seen[where] = True
+        usual = self._scaled and _USUAL[0] <= math.sqrt(square / values.size) * self.scale <= _USUAL[1]
+        if self._half and not usual:
+            self._follow(values)
+        self._file(where, values)
+
+    def forget(self, indices: IntArray) -> None:
+        """Examples `indices` (b,) have no sketch any more."""
+        self.seen[indices] = False
 
     def sketches(self, indices: ArrayLike) -> NDArray[np.float32]:
         """The true sketches of some examples, (b, K) float32; zeros for those not seen."""
@@ -144,35 +150,46 @@ class SketchTable:
         self.dropped = int(state["dropped"])
         self._agreed = np.array(check.as_numpy(state.get("agreed", np.zeros((2, 3))), "agreed"))
 
-    def _compared(self, where: NDArray[np.int64], values: NDArray[np.float32]) -> tuple[float, float, int]:
-        """Σ⟨new, old⟩, Σ‖new‖‖old‖ and the number of rows, over the rows that `values` will replace."""
-        known = self.seen[where]
+    def _file(self, where: IntArray, values: NDArray[np.float32]) -> None:
+        """Put finite vectors (b, K) in their places."""
+        self._agreed[0] += self._compared(self.rows, self.seen, where, values)
+        self._store(self.rows, where, values)
+        self.seen[where] = True
+
+    def _compared(
+        self, rows: NDArray[Any], seen: NDArray[np.bool_], where: IntArray, values: NDArray[np.float32]
+    ) -> tuple[float, float, int]:
+        """Σ⟨new, old⟩, Σ‖new‖‖old‖ and the number of rows, over those of rows[where] that `values` will replace."""
+        known = seen[where]
         if not known.any():
             return 0.0, 0.0, 0
         scale, largest = np.float32(self.scale), np.float32(_LARGEST)
-        if values.size > _FEW and self.rows.dtype == np.float16:
+        if values.size > _FEW and self._half:
             from heeler.herding import kernels
 
-            bits = self.rows.view(np.uint16)
-            found = kernels.compare_halves(bits, self.seen, check.frozen(where), check.frozen(values), scale, largest)
+            bits = rows.view(np.uint16)
+            found = kernels.compare_halves(bits, seen, check.frozen(where), check.frozen(values), scale, largest)
             return found[0], found[1], found[2]
-        old, new = self.rows[where[known]].astype(np.float64), values[known].astype(np.float64)
-        if self.rows.dtype == np.float16:
+        old, new = rows[where[known]].astype(np.float64), values[known].astype(np.float64)
+        if self._half:
             new = np.clip(new * scale, -_LARGEST, _LARGEST)
         norms = np.linalg.norm(old, axis=1) @ np.linalg.norm(new, axis=1)
         return float(np.vdot(new, old)), float(norms), int(known.sum())
 
-    def _store_halves(self, where: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        """Scale, clip and round to half precision; the same bits either way."""
+    def _store(self, rows: NDArray[Any], where: IntArray, values: NDArray[np.float32]) -> None:
+        """rows[where] = values; to half precision they are scaled, clipped and rounded, the same bits either way."""
+        if not self._half:
+            rows[where] = values
+            return
         scale, largest = np.float32(self.scale), np.float32(_LARGEST)
         if values.size > _FEW:
             from heeler.herding import kernels
 
-            bits = self.rows.view(np.uint16)
+            bits = rows.view(np.uint16)
             kernels.store_halves(bits, check.frozen(where), check.frozen(values), scale, largest)
             return
         with np.errstate(over="ignore"):
-            self.rows[where] = np.clip(values * scale, -largest, largest)
+            rows[where] = np.clip(values * scale, -largest, largest)
 
     def _follow(self, values: NDArray[np.float32]) -> None:
         """Keep typical rows in the middle of half precision's range."""
@@ -185,9 +202,13 @@ class SketchTable:
             return
         wanted = 2.0 ** -round(math.log2(typical))
         wanted = min(max(wanted, _SMALLEST_SCALE), _LARGEST_SCALE)
-        for start in range(0, len(self), _CHUNK):  # in place, a chunk at a time; pages never written stay untouched
+        self._rescale(wanted)
+        self._agreed[0, :2] *= (wanted / self.scale) ** 2
+        self.scale, self._scaled = wanted, True
+
+    def _rescale(self, wanted: float) -> None:
+        """Bring stored rows to another scale, in place, a chunk at a time; pages never written stay untouched."""
+        for start in range(0, len(self), _CHUNK):
             part = np.flatnonzero(self.seen[start : start + _CHUNK]) + start
             scaled = self.rows[part].astype(np.float64) * (wanted / self.scale)
             self.rows[part] = np.clip(scaled, -_LARGEST, _LARGEST)
-        self._agreed[0, :2] *= (wanted / self.scale) ** 2
-        self.scale, self._scaled = wanted, True

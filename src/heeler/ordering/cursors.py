@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from heeler.herding.lazy import Order
 from heeler.herding.validate import IntArray
 from heeler.ordering.loader_probe import LoaderProbe, collate_verdict, find_loader
 from heeler.ordering.matching import HandedOut
@@ -34,7 +35,7 @@ class Cursors:
     ids: tells the numbers of a batch's examples from the batch, where the user knows better.
     """
 
-    def __init__(self, indices: IntArray, batch_size: int, start: int = 0, ids: Ids | None = None) -> None:
+    def __init__(self, indices: Order, batch_size: int, start: int = 0, ids: Ids | None = None) -> None:
         self.indices, self.length, self.start = indices, len(indices), start
         self.trained = start
         self.forwards = 0
@@ -52,7 +53,7 @@ class Cursors:
         """Claims that stand only if all batches are claimed in the end."""
         self.suspect: list[slice] = []
         """Claims that another pass has laid claim to as well."""
-        self.sequence = indices
+        self.sequence: Order = indices
         """(length,) the examples in the order in which they are handed out, as far as that is known."""
         self.rebatched = False
         """The loader's batch sampler takes them in another order than it draws them."""
@@ -150,7 +151,7 @@ class Cursors:
 
     def _rebatch(self) -> None:
         if not self.rebatched:
-            self.rebatched, self.sequence = True, self.sequence.copy()
+            self.rebatched, self.sequence = True, np.array(self.sequence)
             self.sequence[: self._given] = -1  # what was taken to be in these batches was not
 
     def _named(self, data: Any) -> IntArray | None:

@@ -227,7 +227,7 @@ class Handle:
         if table is None or not self.session.planner.sees_all or self.sketcher.scale:
             return None
         with self.session.planner.reading():
-            if table.seen.mean() < ENOUGH:
+            if table.share_seen < ENOUGH:
                 return None
             return diversity_of(table.rows, rows=table.seen, sketch=layouts_of(self.sketcher), weights="moving")
 

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding import OrderingRule, Solution
+from heeler.herding.lazy import LazyOrder, Order
 from heeler.herding.validate import IntArray
 from heeler.ordering.background import BackgroundThread
 from heeler.ordering.dealing import Layout
-from heeler.ordering.state import order_state, resumed_order
+from heeler.ordering.state import is_lazy, order_state, resumed_order
 
 EARLY_FROM = 0.97
 """The share of an epoch after which a large solve starts, in a thread, on a table whose last rows are an epoch old.
@@ -32,7 +33,7 @@ class Planner(Protocol):
     """Whether the sketches of all workers meet here, and with them the state that a restart needs."""
 
     @property
-    def indices(self) -> IntArray:
+    def indices(self) -> Order:
         """This worker's indices in the current epoch."""
 
     def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
@@ -83,14 +84,16 @@ class LocalPlanner:
 
     def __init__(self, rule: OrderingRule, layout: Layout) -> None:
         self.rule, self.layout = rule, layout
-        self._order: IntArray = rule.order
+        self._order: Order = rule.order
         self._closed = False  # rule.order is the next epoch's already
         self._late: list[tuple[IntArray, NDArray[np.float32]]] = []
         self._solving: Future[Solution | None] | None = None
 
     @property
-    def indices(self) -> IntArray:
-        return self.layout.part(self._order)
+    def indices(self) -> Order:
+        if isinstance(self._order, LazyOrder) and self.layout.workers == 1:
+            return self._order
+        return self.layout.part(np.asarray(self._order))
 
     def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
         if self._solving is not None:
@@ -135,9 +138,9 @@ class LocalPlanner:
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         self._settle()
-        order, same = resumed_order(state, self.layout)
+        order, same = (None, True) if is_lazy(state) else resumed_order(state, self.layout)
         self.rule.load_state_dict(state["rule"])
-        self._order, self._closed = order, state["closed"]
+        self._order, self._closed = self.rule.order if order is None else order, state["closed"]
         return same
 
     def metrics(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +12,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.herding import OrderingRule, Recipe
+from heeler.herding.lazy import Order
 from heeler.herding.rules.sharded import sharded
 from heeler.herding.strata import Strata, strata_of, strata_within
 from heeler.herding.subset import Subset
@@ -58,6 +60,12 @@ class Sampler(DistributedSampler[Any]):
         reselect_every: choose anew every so many epochs, at least 2, as `subset=heeler.Selector(0.1)` says: the first
             epoch of each such cycle goes over the whole dataset, for all gradients are needed, and the others over
             what is chosen after it. `weights` is then updated in place, and the sampler's length changes.
+        block_size: find orders in two levels: blocks of about so many examples are put in order by their sums, examples
+            within two half blocks at a time, as they are needed, so that orders take next to no memory. By default one
+            level up to ten million examples, and blocks of 65,536 or more above that. For `order="herd"`, without
+            strata, on one worker or with `shards="local"`.
+        table: path of a file to keep the sketches in, in two levels, instead of in memory. It belongs to the run's
+            checkpoints: keep it where it is. Of several workers each has its own, `path.0`, `path.1` and so on.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
             `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
             every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway. Compiled
@@ -83,6 +91,8 @@ class Sampler(DistributedSampler[Any]):
         strata: Any = None,
         subset: Selection | Selector | Mapping[str, Any] | ArrayLike | None = None,
         reselect_every: int | None = None,
+        block_size: int | None = None,
+        table: str | os.PathLike[str] | None = None,
         refresh: int = REFRESH,
         seed: int = 0,
         num_replicas: int | None = None,
@@ -111,7 +121,20 @@ class Sampler(DistributedSampler[Any]):
         order = _order_in(part, order, sized)
         found = None if strata is None or len(part) == 0 else _strata_in(part, strata)
         setup = Setup(
-            part, batch_size, order, dim, refresh, seed, workers, rank, shards, drop_last, found, reselect_every
+            subset=part,
+            batch_size=batch_size,
+            order=order,
+            dim=dim,
+            refresh=refresh,
+            seed=seed,
+            workers=workers,
+            rank=rank,
+            shards=shards,
+            drop_last=drop_last,
+            strata=found,
+            reselect_every=reselect_every,
+            block_size=block_size,
+            table=None if table is None else os.fspath(table),
         )
         links = Links(setup, ranks, exchange_timeout)
         self.session = Session(setup, links) if selector is None else ReselectingSession(setup, links, selector)
@@ -152,8 +175,8 @@ class Sampler(DistributedSampler[Any]):
         return self.session.epoch
 
     @property
-    def indices(self) -> IntArray:
-        """This worker's indices in the current epoch."""
+    def indices(self) -> Order:
+        """This worker's indices in the current epoch; in two levels no array, but read like one: `indices[a:b]`."""
         return self.session.indices
 
     @property

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from heeler.herding import OrderingRule
+from heeler.herding.lazy import LazyOrder, Order
 from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
@@ -31,6 +32,8 @@ from heeler.ordering.state import StateError, check_state, check_subset, subset_
 
 ENOUGH = 0.9
 """The share of an epoch that must have been trained on for its sketches to last."""
+FORGET = 1 << 24
+"""Examples whose sketches are dropped at a time: no list as long as a huge dataset is ever built."""
 FAST_FORWARD = 1000
 """Epochs that `set_epoch` skips one by one; a number further off is taken as a name, not as a distance."""
 
@@ -44,7 +47,7 @@ class Session:
         self.dim = setup.dim or setup.rule.dim or default_dim(sum(links.shard_sizes or (setup.examples,)))
         """Numbers per sketch."""
         self.planner: Planner = make_planner(setup, links, self.dim)
-        self.indices: IntArray = self._planned()
+        self.indices: Order = self._planned()
         """This worker's indices in the current epoch: of its dataset, as are all numbers here but the planner's."""
         self.ids: Ids | None = None
         """Tells the numbers of a batch's examples, where the user knows better than the loader."""
@@ -226,12 +229,18 @@ class Session:
             self.planner.start()
 
     def _forget_all(self) -> None:
-        self.planner.forget(np.arange(self.setup.examples, dtype=np.int64))
+        count = self.setup.examples
+        step = FORGET if self.rule.keeps_table else count  # a rule without a table closes its epoch at each word
+        for start in range(0, count, step):
+            self.planner.forget(np.arange(start, min(start + step, count), dtype=np.int64))
 
     # The planner, its rule and table number the examples of the subset, 0..k-1. All else has the dataset's numbers.
 
-    def _planned(self) -> IntArray:
-        return self.setup.subset.numbers_of(self.planner.indices)
+    def _planned(self) -> Order:
+        order, subset = self.planner.indices, self.setup.subset
+        if not isinstance(order, LazyOrder):
+            return subset.numbers_of(order)
+        return order if subset.numbers is None else order.renumbered(subset.numbers)
 
     def _observe(self, examples: IntArray, vectors: NDArray[np.float32]) -> None:
         rows = self.setup.subset.rows_of(examples)
@@ -422,7 +431,7 @@ class Session:
         self.drain(wait=True)
         numbers = {"epoch": float(self.epoch), "ignored_passes": float(self.ignored_passes)}
         if self.rule.table is not None:
-            numbers["examples_with_sketch"] = float(np.mean(self.rule.table.seen))
+            numbers["examples_with_sketch"] = self.rule.table.share_seen
             if self.rule.table.agreement is not None:
                 numbers["sketch_agreement"] = self.rule.table.agreement
         if self.setup.strata is not None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from heeler.herding import OrderingRule, Recipe, adopt, make_rule, rule_class
 from heeler.herding.rules import check_uses_strata
+from heeler.herding.rules.blocks import BlockHerd
 from heeler.herding.strata import Strata
 from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
@@ -33,6 +34,8 @@ EXACT = 2048
 out cannot be balanced (RESULTS.md: GLUE on 385 and 1,537 parameters)."""
 EXACT_BYTES = 1 << 26
 """And bytes of a table of them, which also travel between workers, up to which that holds."""
+ONE_LEVEL = 10_000_000
+"""Examples up to which one order is found over all of them at once, by default (docs/scale.md)."""
 EMPTY = "the dataset, or the subset of it, is empty: there is nothing to order"
 
 
@@ -55,6 +58,8 @@ class Setup:
     """Of this worker's examples."""
     reselect_every: int | None = None
     """Epochs from one selection of a subset to the next, where the sampler makes them."""
+    block_size: int | None = None
+    table: str | None = None
 
     @property
     def examples(self) -> int:
@@ -65,13 +70,16 @@ class Setup:
         if self.examples < 1 and self.workers == 1:  # of several workers, all find out: see `Links`
             raise ValueError(EMPTY)
         dim = 1 if self.dim is None else self.dim
-        for name, value in (("batch_size", self.batch_size), ("dim", dim), ("refresh", self.refresh)):
+        block = 1 if self.block_size is None else self.block_size
+        counts = ("batch_size", self.batch_size), ("dim", dim), ("refresh", self.refresh), ("block_size", block)
+        for name, value in counts:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         if self.shards not in ("global", "local"):
             raise ValueError(f'shards must be "global" or "local", got {self.shards!r}')
         if not 0 <= self.rank < self.workers:
             raise ValueError(f"rank must lie in 0..{self.workers - 1}, got {self.rank}")
+        self._check_levels()
         if isinstance(self.order, str):
             rule_class(self.order)  # raises for a name that does not exist
             self._check_strata(self.order)
@@ -94,6 +102,32 @@ class Setup:
                 "make_rule(..., strata=strata), or name the rule, order='herd'"
             )
 
+    def _check_levels(self) -> None:
+        if self.block_size is None and self.table is None:
+            return
+        asked = "block_size=" if self.table is None else "table="
+        if self.order != "herd":
+            raise ValueError(f"{asked} is for order='herd', which it makes find orders in two levels: leave it out")
+        if self.strata is not None:
+            raise ValueError(f"{asked} makes orders in two levels, which make no use of strata: leave one of them out")
+        if self.reselect_every is not None:
+            raise ValueError(f"{asked} and reselect_every do not go together: leave one of them out")
+        if self.workers > 1 and self.shards == "global":
+            raise ValueError(
+                f"{asked} makes orders in two levels, which each worker finds for examples of its own: give every "
+                "worker its part, Sampler(Subset(dataset, range(rank, len(dataset), workers)), shards='local', ...), "
+                f"or leave {asked} out"
+            )
+
+    @property
+    def two_levels(self) -> bool:
+        """Whether blocks are ordered first, and examples in them as they are needed."""
+        if self.block_size is not None or self.table is not None:
+            return True
+        if self.order != "herd" or self.strata is not None or self.reselect_every is not None or self.workers > 1:
+            return False
+        return self.examples > ONE_LEVEL
+
     def _check_strata(self, order: str) -> None:
         if self.strata is not None:
             check_uses_strata(order)
@@ -107,9 +141,11 @@ class Setup:
     @property
     def rule(self) -> type[OrderingRule] | OrderingRule:
         """What declares the rule's capabilities: its class where the order is a name."""
-        if isinstance(self.order, str):
-            return rule_class(self.order)
-        return self.order.kind if isinstance(self.order, Recipe) else self.order
+        if isinstance(self.order, Recipe):
+            return self.order.kind
+        if not isinstance(self.order, str):
+            return self.order
+        return BlockHerd if self.two_levels else rule_class(self.order)
 
     @property
     def order_in_words(self) -> str:
@@ -173,6 +209,7 @@ class Links:
             "drop_last": setup.drop_last,
             "refresh": setup.refresh,
             "reselect_every": setup.reselect_every,
+            "block_size or table": setup.two_levels,
         }
         if setup.shards == "global":
             facts |= {"the dataset's length": setup.subset.length, "strata": digest(setup.strata)}
@@ -205,6 +242,11 @@ class Links:
 
 def make_planner(setup: Setup, links: Links, dim: int) -> Planner:
     """The planner for sketches of `dim` numbers, with a new rule unless the user gave one."""
+    if setup.two_levels and links.peers is not None:
+        raise ValueError(
+            "orders in two levels are expanded by the rank that has the table, and ranks that hold parts of one copy "
+            "of the model would each have another: leave block_size= and table= out"
+        )
     if setup.is_coordinated and not links.lead_nowhere:
         layout = Layout(setup.workers, setup.rank, setup.batch_size, setup.drop_last, links.shard_sizes)
         rule = _make_rule(setup, links, layout, dim, setup.seed)
@@ -231,6 +273,9 @@ def _make_rule(setup: Setup, links: Links, layout: Layout, dim: int, seed: int) 
         return setup.order
     portions = 1 if layout.shard_sizes else layout.workers
     options: dict[str, Any] = {} if links.strata is None else {"strata": links.strata, "portions": portions}
+    if setup.two_levels:
+        path = setup.table if setup.table is None or setup.workers == 1 else f"{setup.table}.{setup.rank}"
+        options |= {"block_size": setup.block_size, "table": path}
     common: dict[str, Any] = {
         "seed": seed,
         "batch_size": setup.batch_size * portions,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from heeler.herding import OrderingRule
+from heeler.herding.lazy import LazyOrder, Order
 from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
 from heeler.ordering.dealing import Layout
@@ -44,11 +45,11 @@ def to_numpy(tree: Any) -> Any:
     return tree
 
 
-def order_state(rule: OrderingRule, order: IntArray, closed: bool, layout: Layout) -> dict[str, Any]:
-    """What any number of workers can go on from, as a copy."""
+def order_state(rule: OrderingRule, order: Order, closed: bool, layout: Layout) -> dict[str, Any]:
+    """What any number of workers can go on from, as a copy. An order that is no array is part of the rule's state."""
     return {
         "rule": rule.state_dict(),
-        "order": order.copy(),
+        "order": {"length": len(order)} if isinstance(order, LazyOrder) else order.copy(),
         "closed": closed,
         "workers": layout.workers,
         "batch_size": layout.batch_size,
@@ -61,6 +62,10 @@ def resumed_order(state: dict[str, Any], layout: Layout) -> tuple[IntArray, bool
 
     With other workers than the state was saved with, what is left of the epoch is dealt out anew.
     """
+    if is_lazy(state):
+        raise ValueError(
+            f"the state is of an order in two levels, which one worker follows, and cannot go on with {layout.workers}"
+        )
     order: IntArray = np.asarray(state["order"])
     before = Layout(state["workers"], 0, state["batch_size"], state["drop_last"], layout.shard_sizes)
     same = replace(before, rank=layout.rank) == layout
@@ -74,6 +79,11 @@ def resumed_order(state: dict[str, Any], layout: Layout) -> tuple[IntArray, bool
     return before.remaining(order, state["trained"]), False
 
 
+def is_lazy(state: dict[str, Any]) -> bool:
+    """Whether the epoch's order is part of the rule's state."""
+    return isinstance(state["order"], dict)
+
+
 def check_state(state: dict[str, Any], examples: int) -> None:
     """Raise unless the leader's state of a session is complete and makes sense. examples: of all workers."""
     for name, kind in _FIELDS.items():
@@ -84,15 +94,25 @@ def check_state(state: dict[str, Any], examples: int) -> None:
             raise StateError(f"its {name!r} is {value!r}, not a whole number of at least 0")
         if kind is not int and not isinstance(value, kind):
             raise StateError(f"its {name!r} is a {type(value).__name__}")
-    order = state["order"]
+    if state["sketches_began"] > state["epoch"] + 1:
+        raise StateError("its sketches begin after its epoch")
+    order, length = state["order"], examples
+    if is_lazy(state):
+        length = order.get("length")
+        if not isinstance(length, int) or not 1 <= length <= examples or state["closed"]:
+            raise StateError(f"its order is {order}, for {examples} examples")
+    else:
+        length = _checked_length(order, examples)
+    if state["trained"] > length or state["workers"] < 1 or state["batch_size"] < 1:
+        raise StateError("its position lies outside the epoch")
+
+
+def _checked_length(order: IntArray, examples: int) -> int:
     if order.ndim != 1 or order.dtype != np.int64 or not 1 <= order.size <= examples:
         raise StateError(f"its order is {order.dtype} {order.shape}, for {examples} examples")
     if order.min() < 0 or order.max() >= examples or np.unique(order).size != order.size:
         raise StateError("its order is no order: examples are missing, doubled or do not exist")
-    if state["trained"] > order.size or state["workers"] < 1 or state["batch_size"] < 1:
-        raise StateError("its position lies outside the epoch")
-    if state["sketches_began"] > state["epoch"] + 1:
-        raise StateError("its sketches begin after its epoch")
+    return order.size
 
 
 def subset_state(digest: str, subset: Subset, one_dataset: bool) -> dict[str, Any]:
@@ -134,7 +154,7 @@ _FIELDS: dict[str, Any] = {
     "dim": int,
     "sketches_began": int,
     "rule": dict,
-    "order": np.ndarray,
+    "order": (np.ndarray, dict),
     "closed": bool,
     "workers": int,
     "batch_size": int,

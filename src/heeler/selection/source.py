@@ -149,6 +149,11 @@ def _stored(state: dict[str, Any]) -> tuple[Any, Any, float, Subset | None]:
                 "'herd' (heeler.save, or handle.state_dict())"
             )
         table = table[name]
+    if "block" in table:
+        raise ValueError(
+            "the state's table lies in blocks (Sampler(block_size=...)), which a state alone does not tell apart: load "
+            "it into a handle, and select from that"
+        )
     rows = check.as_numpy(check.entry(table, "rows"), "rows")
     seen = check.as_numpy(check.entry(table, "seen"), "seen")
     return rows, seen, float(check.as_numpy(check.entry(table, "scale"), "scale")[0]), _stored_subset(state["session"])

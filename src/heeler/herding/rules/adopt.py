@@ -75,9 +75,10 @@ def _check(rule: OrderingRule) -> None:
     if rule.keeps_table != (rule.table is not None):
         has = "no table" if rule.table is None else "a table"
         raise ValueError(f"{name} declares keeps_table={rule.keeps_table} but has {has}: set both or neither")
-    if rule.table is not None and rule.table.rows.shape != (len(rule.order), rule.dim):
+    size = None if rule.table is None else (len(rule.table), rule.table.dim)
+    if size is not None and size != (len(rule.order), rule.dim):
         raise ValueError(
-            f"table of {name} is {rule.table.rows.shape}, but the rule orders {len(rule.order)} examples with vectors "
+            f"table of {name} is {size}, but the rule orders {len(rule.order)} examples with vectors "
             f"of dim={rule.dim}: make it SketchTable({len(rule.order)}, dim), and declare that dim"
         )
     if rule.solves_in_background and (kind.solve is OrderingRule.solve or kind.commit is OrderingRule.commit):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from heeler.herding.lazy import Order
 from heeler.herding.solver import Solution
 from heeler.herding.table import SketchTable
 from heeler.herding.validate import IntArray
@@ -40,8 +41,8 @@ class OrderingRule(ABC):
 
     @property
     @abstractmethod
-    def order(self) -> IntArray:
-        """(N,) int64, this epoch's order."""
+    def order(self) -> Order:
+        """(N,) int64, this epoch's order. One that is not an array (`LazyOrder`) must be part of the rule's state."""
 
     @abstractmethod
     def observe(self, indices: Any, vectors: Any) -> None:
@@ -51,7 +52,7 @@ class OrderingRule(ABC):
         """
 
     @abstractmethod
-    def next_order(self) -> IntArray:
+    def next_order(self) -> Order:
         """Close the epoch; returns the new order, also found in `order`."""
 
     def warm_up(self) -> None:  # noqa: B027

@@ -29,7 +29,7 @@ class TabledRule(BaseRule):
             self.screened = self.table.dropped
 
     def forget(self, indices: IntArray) -> None:
-        self.table.seen[indices] = False
+        self.table.forget(indices)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "table": {name: np.array(own) for name, own in self.table.state_dict().items()}}

@@ -27,7 +27,7 @@ class Follower:
 
     def __init__(self, peers: Transport, rule: OrderingRule, layout: Layout, *, seed: int) -> None:
         self.peers, self.rule, self.layout, self.seed = peers, rule, layout, seed
-        self.indices = layout.part(rule.order)
+        self.indices = layout.part(np.asarray(rule.order))
         self._length = len(self.indices)
         self._turns = 0
         self._lost = False

@@ -27,7 +27,7 @@ class Leader(SharedPlanner):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.rule.warm_up()  # now, or all ranks would wait for it at the end of the first epoch
-        self._order: IntArray = self.rule.order
+        self._order: IntArray = np.asarray(self.rule.order)
         # An online rule over one dealt order needs the epoch's sketches in that order, so they wait for its end.
         waits = self.layout.shard_sizes is None and not self.rule.keeps_table
         self._stash: list[Rows] | None = [] if waits else None
@@ -72,7 +72,7 @@ class Leader(SharedPlanner):
             self._stash = [held] if held[0].size else []
 
     def _use(self, part: IntArray) -> None:
-        self.indices, self._order = part, self.rule.order
+        self.indices, self._order = part, np.asarray(self.rule.order)
 
     def _take_random(self) -> IntArray:
         self._order = super()._take_random()
@@ -143,7 +143,7 @@ class Leader(SharedPlanner):
         with self._using_rule:
             if self._stash is not None:
                 self._feed_in_order()
-            order = self.rule.next_order()
+            order = np.asarray(self.rule.next_order())
             self._closed = self._failed is None  # else the epoch's end did not wait for this
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()

@@ -81,7 +81,7 @@ class SharedPlanner(ABC):
         peers: Transport | None = None,
     ) -> None:
         self.transport, self.rule, self.layout = transport, rule, layout
-        self.indices = layout.part(rule.order)
+        self.indices = layout.part(np.asarray(rule.order))
         self._length = len(self.indices)  # of a full epoch; after an elastic restart the first one is shorter
         self.fault: RankFault | None = None
         """Why these ranks exchange nothing for now; orders are random until they have formed again."""
@@ -263,7 +263,9 @@ class SharedPlanner(ABC):
 
     def _begin_close(self) -> None:
         turn, stage = self._turns, self._stage + 1
-        known = self.layout.part(self.rule.order) if self._closed else None  # of a resumed epoch, on every rank
+        known = (
+            self.layout.part(np.asarray(self.rule.order)) if self._closed else None
+        )  # of a resumed epoch, on every rank
         self._closing = self._in_thread(turn, lambda: self._close(turn, stage, known))
 
     def _close(self, turn: int, stage: int, known: IntArray | None) -> IntArray:

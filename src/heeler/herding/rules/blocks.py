@@ -1,0 +1,165 @@
+"""Heeler's own rule in two levels: for more examples than one order, or one table in memory, is fit for."""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from heeler.herding import validate as check
+from heeler.herding.lazy import LazyOrder
+from heeler.herding.levels.halving import Blocks, Walk, walk_blocks, whitening
+from heeler.herding.levels.order import BlockOrder
+from heeler.herding.levels.scatter import Scatter
+from heeler.herding.levels.table import BlockTable
+from heeler.herding.rules.base import BaseRule
+from heeler.herding.validate import IntArray
+
+BLOCK = 1 << 16
+"""Examples per block, by default: its rows and what a solve needs of them fit into a processor's cache."""
+LARGEST = 1 << 26
+"""Numbers of a block's rows, at most, by default: expanding takes about 20 bytes of memory for each."""
+
+
+def default_block(examples: int, dim: int) -> int:
+    """Examples per block: `BLOCK`, or as many as it takes for the halves to reach the sums that they are to have.
+
+    The blocks before one sum up to about √(S·K) vectors times √(blocks), or times √K where there are more blocks than
+    numbers and their order helps; half a block of S can make up for about S / 4. So S ≥ 4·min(√(N·K), K²) or so.
+    Measured (131,072 × 64, numbers that fall off as 1/k): prefixes 1.0 times those of one level with blocks of 4·K²,
+    2.1 times with K².
+    """
+    return max(BLOCK, min(4 * min(math.isqrt(examples * dim), dim * dim), LARGEST // dim))
+
+
+class BlockHerd(BaseRule):
+    """Blocks are put in an order by their sums, and examples within two half blocks at a time: see `levels.halving`.
+
+    The rows are kept in blocks, at random places (`levels.scatter`), in memory or in a file (`levels.table`). An order
+    is expanded stretch by stretch, as it is read, in a thread: closing an epoch reads the table once, in sequence, for
+    the blocks' sums, and holds B × K numbers; expanding holds three blocks. Every epoch has a new order. An example
+    without a vector counts as the mean.
+
+    Args:
+        block_size: examples per block, about; `default_block` by default.
+        table: path of a file that the table is kept in; None: in memory.
+    """
+
+    keeps_table = True
+    table: BlockTable
+    _order: BlockOrder  # type: ignore[assignment]
+    _state = ("epoch", "screened", "_seed")
+
+    def __init__(
+        self,
+        examples: int,
+        dim: int | None = None,
+        *,
+        block_size: int | None = None,
+        table: str | os.PathLike[str] | None = None,
+        **common: Any,
+    ) -> None:
+        self._block_size = None if block_size is None else check.check_positive(block_size, "block_size")
+        self._path, self._seed = table, int(common.get("seed", 0))
+        super().__init__(examples, dim, **common)
+
+    @property
+    def order(self) -> LazyOrder:  # type: ignore[override]
+        """(N,) this epoch's order, expanded where it is read."""
+        return self._order
+
+    def observe(self, indices: Any, vectors: Any) -> None:
+        rows = self._rows(indices)
+        if rows.size:
+            self.table.put(rows, vectors)
+            self.screened = self.table.dropped
+
+    def forget(self, indices: IntArray) -> None:
+        self.table.forget(indices)
+
+    def next_order(self) -> LazyOrder:  # type: ignore[override]
+        self.table.close_epoch()
+        self.epoch += 1
+        self._order = self._planned()
+        return self._order
+
+    def state_dict(self) -> dict[str, Any]:
+        order = self._order
+        plan = {"blocks": order.walk.blocks.copy(), "targets": order.walk.targets.copy(), "mean": self._mean.copy()}
+        walk = {**plan, "batch": order.batch_size, "examples": self.examples}
+        if order.walk.root is not None:
+            walk["root"] = order.walk.root.copy()
+        return {**super().state_dict(), "walk": walk, "table": self.table.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if check.entry(state, "rule") != type(self).__name__:
+            raise ValueError(
+                f"this state is of rule {state['rule']!r}, which is no order in two levels: leave out block_size= and "
+                "table=, as when it was saved, or start anew"
+            )
+        examples = check.stored_count(check.entry(state, "walk"), "examples")
+        if examples != self.examples:
+            raise ValueError(f"the state is of {examples} examples, this rule orders {self.examples}")
+        size = check.stored_count(check.entry(state, "table"), "block")
+        seed = check.stored_count(state, "seed")
+        if not 0 < size <= 2**40:
+            raise ValueError(f"the state's blocks are of {size} examples: it is damaged")
+        table = BlockTable(Blocks(self.examples, size), self.dim or 0, Scatter(self.examples, seed), self._path)
+        table.check_state(state["table"])
+        walk, mean, batch_size = self._read_walk(check.entry(state, "walk"), table.shape)
+        super().load_state_dict(state)
+        table.restore(state["table"])
+        self._use(table)
+        self._mean = mean
+        self._order = self._expanded(walk, batch_size)
+
+    # Helpers
+
+    def _first_order(self) -> BlockOrder:  # type: ignore[override]
+        if self.workers > 1:
+            raise ValueError("two levels order one worker's examples: give each worker a rule of its own")
+        wanted = self._block_size or default_block(self.examples, self.dim or 1)
+        shape = Blocks.near(self.examples, wanted, self.batch_size)
+        self._use(BlockTable(shape, self.dim or 0, Scatter(self.examples, self._seed), self._path))
+        return self._planned()
+
+    def _use(self, table: BlockTable) -> None:
+        self.table = table
+        # (B, K) each block's sum, and (B,) the stamp of the rows that it is of; an empty block has none.
+        self._sums, self._summed = np.zeros((table.shape.count, table.dim)), np.zeros(table.shape.count, np.int64)
+
+    def _planned(self) -> BlockOrder:
+        """A new order of what the table holds."""
+        snapshot = self.table.snapshot
+        count, seen = self.table.shape.count, snapshot.version.counts
+        for block in np.flatnonzero(snapshot.version.stamps != self._summed).tolist():  # the others are as they were
+            self._sums[block] = snapshot.sum_of(block)
+        self._summed = snapshot.version.stamps.copy()
+        sums = self._sums.copy()
+        self._mean = sums.sum(axis=0) / max(int(seen.sum()), 1)
+        sums -= seen[:, None] * self._mean
+        rng = np.random.default_rng([self._seed, self.epoch, 2 * count + 1])
+        fullest = int(np.argmax(seen))
+        root = whitening(snapshot.centred(fullest, self._mean)) if seen[fullest] else None
+        return self._expanded(walk_blocks(sums, self.table.shape, rng, root), self.batch_size)
+
+    def _expanded(self, walk: Walk, batch_size: int) -> BlockOrder:
+        vectors_of = partial(self.table.snapshot.centred, mean=self._mean)
+        seed, placement = [self._seed, self.epoch], self.table.placement
+        return BlockOrder(self.table.shape, placement, walk, vectors_of, seed, batch_size)
+
+    def _read_walk(self, state: Any, shape: Blocks) -> tuple[Walk, Any, int]:
+        dim = self.dim or 0
+        blocks = check.as_order(check.stored_array(state, "blocks", [np.int64], (shape.count,)), shape.count)
+        targets = np.array(check.stored_array(state, "targets", [np.float64], (shape.count, dim)))
+        mean = np.array(check.stored_array(state, "mean", [np.float64], (dim,)))
+        root = None
+        if "root" in state:
+            root = np.array(check.stored_array(state, "root", [np.float64], (dim, dim)))
+        return Walk(blocks, targets, root), mean, check.check_positive(check.stored_count(state, "batch"), "batch")
+
+    def _check(self) -> None:
+        """The order is checked with the blocks that it is made of."""
