@@ -17,14 +17,12 @@ SOLVE_RATE = 2e7
 ORDER_BYTES = 135
 """Bytes per example that orders take while a solve runs. The sums of steps come on top: about 14 · K / (examples per
 step)."""
-
-
 EXPAND_BYTES = 20
 """Bytes per number that expanding a block of two levels takes: halves of two blocks and a stretch in single precision,
 and their solve."""
-SUM_RATE = 5e8
-"""Numbers per second that two levels sum up at an epoch's end, where they are in the system's cache; the rest of their
-solve is spread over the epoch, in a thread (`python -m benchmarks scale-constants`)."""
+SUM_RATE = 1.5e8
+"""Numbers per second that two levels deal out and sum up at an epoch's end, where they are in the system's cache; the
+rest of their solve is spread over the epoch, in a thread (`python -m benchmarks scale-constants`)."""
 
 
 @dataclass(frozen=True)
