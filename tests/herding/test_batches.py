@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import batches, kernels_batches, parallel_herding_bound
-from heeler.herding.batches import NEAR, ROUNDS, SLACK, herded, quieted, solve_batches
+from heeler.herding.batches import NEAR, ROUNDS, SHARE, SLACK, _Steps, herded, quieted, solve_batches
 from heeler.herding.strata import stratified_order
 from tests.herding import reference
 from tests.herding.strategies import centred, shards, split, vectors
@@ -98,15 +98,23 @@ def test_own_shards_keep_strata_within_each_worker():
 
 @settings(max_examples=60, deadline=None)
 @given(vectors(), st.integers(1, 9), st.integers(0, 5), st.integers(1, 3))
-def test_exchanges_never_raise_the_steps_sums(table, batch_size, seed, workers):
-    table = np.tile(table, (batch_size * workers, 1))  # full steps only: no examples go between steps of other sizes
+def test_exchanges_never_raise_the_objective(table, batch_size, seed, workers):
+    table = np.tile(table, (batch_size * workers, 1))
     sizes = [len(table) // workers] * workers
+    shards = np.append(0, np.cumsum(sizes))
     rng = np.random.default_rng(seed)
-    start = np.concatenate([a + rng.permutation(size) for a, size in zip(np.cumsum([0, *sizes]), sizes, strict=False)])
-    got = solve_batches(table, batch_size=batch_size, seed=seed, shard_sizes=sizes)
-    before, after = (imbalance(table, order, sizes, batch_size) for order in (start, got.order))
-    assert after <= before * (1 + 1e-5) + 1e-6
-    assert got.unbalanced == pytest.approx(after / before if before else 1.0, abs=1e-3)
+    start = np.concatenate([a + rng.permutation(size) for a, size in zip(shards, sizes, strict=False)])
+
+    def objective(order):  # Σ ‖prefix‖² and Σ ‖sum‖², from the vectors themselves
+        prefixes = parallel_herding_bound(table, order, shard_sizes=sizes, batch_size=batch_size).rms ** 2
+        return prefixes * steps.count, imbalance(table, order, sizes, batch_size)
+
+    steps = _Steps(table, start, shards, batch_size, None, None)
+    steps.balance(3, rng)
+    (prefixes, sums), after = objective(start), objective(steps.expand(np.arange(steps.count)))
+    weight = SHARE * prefixes / sums if sums > 0 else 0.0
+    assert after[0] + weight * after[1] <= (prefixes + weight * sums) * (1 + 1e-4) + 1e-6
+    assert steps.total / steps._scale**2 == pytest.approx(after[1], rel=1e-3, abs=1e-5)
 
 
 CASES = {
@@ -239,7 +247,7 @@ def test_unseen_examples_count_as_their_workers_mean():
     got = solve_batches(table, batch_size=10, shard_sizes=sizes, seen=seen)
     exact = parallel_herding_bound(filled, got.order, shard_sizes=sizes, batch_size=10).rms
     assert got.bound_after == pytest.approx(exact, rel=1e-4)
-    assert imbalance(table, got.order, sizes, 10, seen) < 0.1 * 5 * seen.sum()
+    assert imbalance(table, got.order, sizes, 10, seen) < 0.15 * 5 * seen.sum()
     nothing = solve_batches(table, batch_size=10, seen=np.zeros(900, np.bool_))
     np.testing.assert_array_equal(np.sort(nothing.order), np.arange(900))
 

@@ -4,9 +4,10 @@ Within a step gradients are averaged, so what a step does wrong is the sum of it
 
 1. *Short prefixes*: balance sweeps over all examples (`solve`). With strata, a stratified shuffle whose steps
    are put in order by sweeps over their sums.
-2. *Balance*: examples are exchanged between steps that are near each other as long as Σ_t ‖sum_t‖² falls. Own shards
-   exchange within a worker, strata within a stratum; it is the sum over all workers that is balanced. Prefixes change
-   only between the two steps, and the examples with small gradients, with which sweeps end an epoch, stay there.
+2. *Balance*: examples are exchanged between steps that are near each other as long as the steps' sums and the prefixes
+   between them get shorter, Σ_t ‖sum_t‖² and Σ_t ‖prefix_t‖² in one objective. Own shards exchange within a worker,
+   strata within a stratum; it is the sum over all workers that is balanced. The examples with small gradients, with
+   which sweeps end an epoch, stay there.
    Where steps differ in size, those of each size are first made to add up to about nothing by themselves, since only
    steps of one size can change places later.
 3. *A quiet end*, with strata; sweeps over examples have one anyway. A step's error fades with the steps that follow
@@ -41,6 +42,10 @@ ROUNDS = 2
 """Of exchanges, at most. In each, every step meets one at every distance up to NEAR. Four rounds up to 4 take about
 twice as long and leave 0.70 to 0.95 of what these leave of Σ ‖sum‖²; prefixes and ends are the same
 (`python -m benchmarks.order_quality`)."""
+SHARE = 0.3
+"""How much the steps' sums count in exchanges beside the prefixes, both measured by what they are at first. With the
+steps' sums alone prefixes suffer where they are as short as a step's sum is: on some convex tasks that was worse than
+no exchanges at all (docs/how-it-works.md)."""
 PROGRESS = 0.97
 """A round that leaves more than this share of Σ ‖sum‖ is the last. Of squares one huge vector would be nearly all, and
 the rounds would end with the first."""
@@ -274,19 +279,52 @@ class _Steps:
         self._sums[steps] = sums
 
     def balance(self, rounds: int, rng: np.random.Generator) -> int:
-        """Exchange examples between near steps of a kind as long as that helps; returns the rounds done."""
-        if np.diff(self._ends).max() < 2 or np.diff(self._offsets).max() < 2:
+        """Exchange examples between near steps of a kind as long as that helps; returns the rounds done.
+
+        What falls is Σ_t ‖prefix_t‖² + λ Σ_t ‖sum_t‖², where λ = SHARE · Σ ‖prefix‖² / Σ ‖sum‖² of the order at first.
+        """
+        if np.diff(self._ends).max() < 2 or np.diff(self._offsets).max() < 2 or self.total == 0:
             return 0
-        left = self._norms()
-        for done in range(1, rounds + 1):
+        weight, left, done = SHARE * self._squared_prefixes() / self.total, self._norms(), 0
+        while done < rounds:
             for distance in range(1, NEAR + 1):
                 odd = int(rng.integers(2))
                 pairs = np.concatenate([_near(a, b, distance, odd) for a, b in pairwise(self._ends.tolist())])
-                _at_once(lambda part: self._kernels.exchange(*self._arguments, part), pairs)
+                for apart in range(distance):  # of overlapping pairs, one would not know the other's prefixes
+                    self._exchange(pairs[pairs[:, 0] % distance == apart], distance, weight)
+            done += 1
             left, before = self._norms(), left
             if left >= PROGRESS * before:
-                return done
-        return rounds
+                break
+        self._kernels.step_sums(*self._arguments)  # without the rounding of many changes
+        return done
+
+    def _exchange(self, pairs: IntArray, distance: int, weight: float) -> None:
+        """Exchange examples between steps u and v = u + distance, no two pairs overlapping.
+
+        An exchange of x for y moves all prefixes from u to v − 1 by −(x − y). With D = sum_u − sum_v and Q, the sum of
+        these prefixes, Σ ‖prefix‖² + λ Σ ‖sum‖² changes by (2λ + distance) (‖x − y‖² − ⟨D′, x − y⟩), where
+        D′ = 2 (λD + Q) / (2λ + distance), and D′ then by −2 (x − y), as D does: what the kernel does with D, given D′.
+        """
+        first, second = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+        prefixes = np.cumsum(self._sums, axis=0, dtype=np.float64)
+        passed = prefixes[first]
+        for t in range(1, distance):
+            passed += prefixes[first + t]
+        del prefixes
+        passed += weight * (self._sums[first] - self._sums[second])
+        half = (passed / (2 * weight + distance)).astype(np.float32)
+        del passed
+        ends = check.aligned(self.count, half.shape[1], dtype=np.float32)
+        ends[first], ends[second] = half, -half
+        _at_once(lambda part: self._kernels.exchange(*self._arguments[:-1], ends, part), np.ascontiguousarray(pairs))
+        change = ends[first] - half
+        self._sums[first] += change
+        self._sums[second] -= change
+
+    def _squared_prefixes(self) -> float:
+        """Σ_t ‖prefix_t‖², in units of the scale."""
+        return float((self.bound(np.arange(self.count)) * self._scale) ** 2 * self.count)
 
     def _norms(self) -> float:
         """Σ_t ‖sum_t‖."""
