@@ -110,7 +110,7 @@ def test_exchanges_never_raise_the_objective(table, batch_size, seed, workers):
         return prefixes * steps.count, imbalance(table, order, sizes, batch_size)
 
     steps = _Steps(table, start, shards, batch_size, None, None)
-    steps.balance(3, rng)
+    steps.balance(3, rng, prefixes=True)
     (prefixes, sums), after = objective(start), objective(steps.expand(np.arange(steps.count)))
     weight = SHARE * prefixes / sums if sums > 0 else 0.0
     assert after[0] + weight * after[1] <= (prefixes + weight * sums) * (1 + 1e-4) + 1e-6

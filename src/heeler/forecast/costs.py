@@ -14,7 +14,7 @@ SOLVE_RATE = 2e7
 """Numbers of a table that a solve of `herd` gets through in a second: `python -m benchmarks solver` took 11.5 s for
 2.56e8 on one core of a shared AMD EPYC, 2026-11-16, with steps of 64. With steps of 4, 16 and 256 it was 0.9, 2.7 and
 1.1 times as many, with steps of 1 a fifth. `sweeps` takes a fifth of the time."""
-ORDER_BYTES = 135
+ORDER_BYTES = 140
 """Bytes per example that orders take while a solve runs. The sums of steps come on top: about 14 · K / (examples per
 step)."""
 EXPAND_BYTES = 20

@@ -115,7 +115,7 @@ def solve_batches(
     else:
         steps.rearrange(steps.expand(steps.herded(rng)))
     steps.level(rng)
-    done = steps.balance(rounds, rng)
+    done = steps.balance(rounds, rng, prefixes=strata is None)
     order = np.arange(steps.count) if strata is None else steps.quieted(rng)
     bound = steps.bound(order)
     seconds = time.perf_counter() - begun
@@ -278,14 +278,16 @@ class _Steps:
         self._kernels.step_sums(self._table, self._rows[places], self._cells[places], *fixed, sums)
         self._sums[steps] = sums
 
-    def balance(self, rounds: int, rng: np.random.Generator) -> int:
+    def balance(self, rounds: int, rng: np.random.Generator, *, prefixes: bool) -> int:
         """Exchange examples between near steps of a kind as long as that helps; returns the rounds done.
 
         What falls is Σ_t ‖prefix_t‖² + λ Σ_t ‖sum_t‖², where λ = SHARE · Σ ‖prefix‖² / Σ ‖sum‖² of the order at first.
+        prefixes: whether they count at all; not where steps change places afterwards.
         """
         if np.diff(self._ends).max() < 2 or np.diff(self._offsets).max() < 2 or self.total == 0:
             return 0
-        weight, left, done = SHARE * self._squared_prefixes() / self.total, self._norms(), 0
+        weight = SHARE * self._squared_prefixes() / self.total if prefixes else math.inf
+        left, done = self._norms(), 0
         while done < rounds:
             for distance in range(1, NEAR + 1):
                 odd = int(rng.integers(2))
@@ -307,14 +309,12 @@ class _Steps:
         D′ = 2 (λD + Q) / (2λ + distance), and D′ then by −2 (x − y), as D does: what the kernel does with D, given D′.
         """
         first, second = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
-        prefixes = np.cumsum(self._sums, axis=0, dtype=np.float64)
-        passed = prefixes[first]
-        for t in range(1, distance):
-            passed += prefixes[first + t]
-        del prefixes
-        passed += weight * (self._sums[first] - self._sums[second])
-        half = (passed / (2 * weight + distance)).astype(np.float32)
-        del passed
+        half = (self._sums[first] - self._sums[second]) / 2
+        if weight < math.inf:
+            prefixes = np.cumsum(self._sums, axis=0, dtype=np.float64)
+            half *= 2 * weight / (2 * weight + distance)
+            for t in range(distance):
+                half += prefixes[first + t] / (2 * weight + distance)
         ends = check.aligned(self.count, half.shape[1], dtype=np.float32)
         ends[first], ends[second] = half, -half
         _at_once(lambda part: self._kernels.exchange(*self._arguments[:-1], ends, part), np.ascontiguousarray(pairs))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -102,6 +104,7 @@ class GlooTransport:
         self._group: Any = None
         self._abandoned: list[tuple[list[tuple[int, Tensor]], list[Any]]] = []
         self._told: list[tuple[Tensor, Any]] = []
+        _living.add(self)
         self.begin(0)
         self.connect(2 * timeout + 60)
 
@@ -185,6 +188,14 @@ class GlooTransport:
             content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         self._group.broadcast(content, 0).wait()
         return bytes(content.tolist()).decode()
+
+
+# A loader's worker is often a fork, and gloo's threads are not in it: to destroy a group there waits for them for ever.
+# Garbage collection would, for a group that the parent dropped shortly before. So forks hold all groups until they end.
+_living: weakref.WeakSet[GlooTransport] = weakref.WeakSet()
+_held: list[GlooTransport] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=lambda: _held.extend(_living), after_in_parent=_held.clear)
 
 
 _serials: dict[tuple[int, ...], int] = {}
