@@ -311,7 +311,7 @@ class _Steps:
         first, second = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
         half = (self._sums[first] - self._sums[second]) / 2
         if weight < math.inf:
-            prefixes = np.cumsum(self._sums, axis=0, dtype=np.float64)
+            prefixes, weight = np.cumsum(self._sums, axis=0, dtype=np.float64), exact_weight(weight, distance)
             half *= 2 * weight / (2 * weight + distance)
             for t in range(distance):
                 half += prefixes[first + t] / (2 * weight + distance)
@@ -363,6 +363,11 @@ class _Steps:
         out = np.empty_like(rows)
         out[self._places] = rows[taken]
         return out
+
+
+def exact_weight(weight: float, distance: int) -> float:
+    """A weight near the given one with 2 · weight + distance a power of two: to divide by that rounds nothing."""
+    return (2.0 ** max(1, round(math.log2(2 * weight + distance))) - distance) / 2
 
 
 def _at_once(exchange: Callable[[IntArray], Any], pairs: IntArray) -> None:
