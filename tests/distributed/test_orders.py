@@ -217,8 +217,8 @@ def test_numbers_of_the_exchange() -> None:
 
     host, other = run_ranks(2, measured)
     assert other["bytes_sent"] < 3 * 32 * (2 * 4 + 4) + 1000
-    # The third epoch has no sketches, so its rounds are empty: a header each, and the last may be under way.
-    assert 0 <= other["bytes_sent"] - host["bytes_received"] <= 32
+    # The third epoch has no sketches, so its eight rounds are empty: a header each, and all may be under way.
+    assert 0 <= other["bytes_sent"] - host["bytes_received"] <= 8 * 16
     assert {"exchange_seconds", "solve_seconds", "waited_seconds"} <= host.keys()
 
 
