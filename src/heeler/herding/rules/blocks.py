@@ -15,8 +15,7 @@ from heeler.herding.levels.halving import Blocks, Walk, walk_blocks, whitening
 from heeler.herding.levels.order import BlockOrder
 from heeler.herding.levels.scatter import Scatter
 from heeler.herding.levels.table import BlockTable
-from heeler.herding.rules.base import BaseRule
-from heeler.herding.validate import IntArray
+from heeler.herding.rules.tabled import FilesVectors
 
 BLOCK = 1 << 16
 """Examples per block, by default: its rows and what a solve needs of them fit into a processor's cache."""
@@ -35,7 +34,7 @@ def default_block(examples: int, dim: int) -> int:
     return max(BLOCK, min(4 * min(math.isqrt(examples * dim), dim * dim), LARGEST // dim))
 
 
-class BlockHerd(BaseRule):
+class BlockHerd(FilesVectors):
     """Blocks are put in an order by their sums, and examples within two half blocks at a time: see `levels.halving`.
 
     The rows are kept in blocks, at random places (`levels.scatter`), in memory or in a file (`levels.table`). An order
@@ -48,7 +47,6 @@ class BlockHerd(BaseRule):
         table: path of a file that the table is kept in; None: in memory.
     """
 
-    keeps_table = True
     table: BlockTable
     _order: BlockOrder  # type: ignore[assignment]
     _state = ("epoch", "screened", "_seed")
@@ -70,15 +68,6 @@ class BlockHerd(BaseRule):
     def order(self) -> LazyOrder:  # type: ignore[override]
         """(N,) this epoch's order, expanded where it is read."""
         return self._order
-
-    def observe(self, indices: Any, vectors: Any) -> None:
-        rows = self._rows(indices)
-        if rows.size:
-            self.table.put(rows, vectors)
-            self.screened = self.table.dropped
-
-    def forget(self, indices: IntArray) -> None:
-        self.table.forget(indices)
 
     def next_order(self) -> LazyOrder:  # type: ignore[override]
         self.table.close_epoch()

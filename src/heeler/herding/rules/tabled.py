@@ -12,15 +12,11 @@ from heeler.herding.table import SketchTable
 from heeler.herding.validate import Array, IntArray
 
 
-class TabledRule(BaseRule):
-    """A rule over a table; an example that an epoch does not see keeps its last vector."""
+class FilesVectors(BaseRule):
+    """A rule with a table of some kind; an example that an epoch does not see keeps its last vector."""
 
     keeps_table = True
     table: SketchTable
-
-    def __init__(self, examples: int, dim: int | None = None, **common: Any) -> None:
-        super().__init__(examples, dim, **common)
-        self.table = SketchTable(self.examples, self.dim or 0)
 
     def observe(self, indices: Any, vectors: Any) -> None:
         rows = self._rows(indices)
@@ -30,6 +26,14 @@ class TabledRule(BaseRule):
 
     def forget(self, indices: IntArray) -> None:
         self.table.forget(indices)
+
+
+class TabledRule(FilesVectors):
+    """A rule over one table in memory."""
+
+    def __init__(self, examples: int, dim: int | None = None, **common: Any) -> None:
+        super().__init__(examples, dim, **common)
+        self.table = SketchTable(self.examples, self.dim or 0)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "table": {name: np.array(own) for name, own in self.table.state_dict().items()}}

@@ -263,9 +263,8 @@ class SharedPlanner(ABC):
 
     def _begin_close(self) -> None:
         turn, stage = self._turns, self._stage + 1
-        known = (
-            self.layout.part(np.asarray(self.rule.order)) if self._closed else None
-        )  # of a resumed epoch, on every rank
+        # Of a resumed epoch it is known, on every rank.
+        known = self.layout.part(np.asarray(self.rule.order)) if self._closed else None
         self._closing = self._in_thread(turn, lambda: self._close(turn, stage, known))
 
     def _close(self, turn: int, stage: int, known: IntArray | None) -> IntArray:
