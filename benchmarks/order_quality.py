@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from experiments import training
 from experiments.folder import Folder
 from experiments.tasks import get_task, settings
-from heeler.herding import Solution, batches, solve, solve_batches
+from heeler.herding import Solution, solve, solve_batches, steps
 
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"epochs": 8},
@@ -81,11 +81,11 @@ def compare(task: str, folder: Folder) -> dict[str, Any]:
 def solved(rows: NDArray[np.float32], start: NDArray[np.int64], step: int) -> dict[str, Solution]:
     """Each order's second solve, in turns."""
     for _ in range(2):
-        found = {"sweeps": solve(rows, start, sweeps=batches.SWEEPS, batch_size=step)}
+        found = {"sweeps": solve(rows, start, sweeps=steps.SWEEPS, batch_size=step)}
         found["herd"] = solve_batches(rows, batch_size=step)
-        near, batches.NEAR = batches.NEAR, 4
+        near, steps.NEAR = steps.NEAR, 4
         found["wider"] = solve_batches(rows, batch_size=step, rounds=4)
-        batches.NEAR = near
+        steps.NEAR = near
     return found
 
 

@@ -11,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heeler.herding import batches, kernels_batches, parallel_herding_bound
-from heeler.herding.batches import NEAR, ROUNDS, SHARE, SLACK, _Steps, exact_weight, herded, quieted, solve_batches
+from heeler.herding import kernels_batches, parallel_herding_bound
+from heeler.herding import steps as steps_module
+from heeler.herding.batches import ROUNDS, solve_batches
+from heeler.herding.steps import NEAR, SHARE, SLACK, Steps, exact_weight, herded, quieted
 from heeler.herding.strata import stratified_order
 from tests.herding import reference
 from tests.herding.strategies import centred, shards, split, vectors
@@ -109,9 +111,9 @@ def test_exchanges_never_raise_the_objective(table, batch_size, seed, workers):
         prefixes = parallel_herding_bound(table, order, shard_sizes=sizes, batch_size=batch_size).rms ** 2
         return prefixes * steps.count, imbalance(table, order, sizes, batch_size)
 
-    steps = _Steps(table, start, shards, batch_size, None, None)
+    steps = Steps(table, start, shards, batch_size, None, None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "NEAR", 1)  # other distances have slightly other weights
+        patch.setattr(steps_module, "NEAR", 1)  # other distances have slightly other weights
         steps.balance(3, rng, prefixes=True)
     (prefixes, sums), after = objective(start), objective(steps.expand(np.arange(steps.count)))
     weight = exact_weight(SHARE * prefixes / sums, 1) if sums > 0 else 0.0
@@ -213,7 +215,7 @@ def test_vectors_that_are_all_alike_give_a_random_order(batch_size):
 def test_steps_that_changed_are_summed_again():
     table, sizes = normal(1000, 5), [520, 480]
     offsets = np.append(0, np.cumsum(sizes))
-    steps = batches._Steps(table, np.arange(1000), offsets, 16, None, None)
+    steps = Steps(table, np.arange(1000), offsets, 16, None, None)
     before = steps._sums.copy()
     steps.level(np.random.default_rng(0))
     kept = steps._sums.copy()
@@ -372,5 +374,5 @@ def test_a_quiet_end(count):
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = np.random.default_rng(0).standard_normal((640, 8)).astype(np.float32)
     alone = solve_batches(vectors, batch_size=16).order
-    monkeypatch.setattr(batches.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    monkeypatch.setattr(steps_module.os, "sched_getaffinity", lambda _: range(8), raising=False)
     np.testing.assert_array_equal(solve_batches(vectors, batch_size=16).order, alone)

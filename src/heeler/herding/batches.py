@@ -20,11 +20,8 @@ docs/how-it-works.md says why, RESULTS.md what it is worth.
 
 from __future__ import annotations
 
-import math
-import os
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -33,37 +30,13 @@ from numpy.typing import NDArray
 
 from heeler.herding import validate as check
 from heeler.herding.solver import Solution, solve
+from heeler.herding.steps import SWEEPS, Steps
 from heeler.herding.strata import stratified_order
 from heeler.herding.validate import Array, IntArray
 
-NEAR = 2
-"""How far apart steps are that exchange examples."""
 ROUNDS = 2
 """Of exchanges, at most. In each, every step meets one at every distance up to NEAR. Four rounds up to 4 take two to
 three times as long and leave 0.8 to 0.95 of Σ ‖sum‖² and 0.9 of the prefixes (`python -m benchmarks.order_quality`)."""
-SHARE = 0.3
-"""How much the steps' sums count in exchanges beside the prefixes, both measured by what they are at first. With the
-steps' sums alone prefixes suffer where they are as short as a step's sum is: on some convex tasks that was worse than
-no exchanges at all (docs/how-it-works.md)."""
-PROGRESS = 0.97
-"""A round that leaves more than this share of Σ ‖sum‖ is the last. Of squares one huge vector would be nearly all, and
-the rounds would end with the first."""
-SWEEPS = 16
-"""At most; they end by themselves when they stop helping."""
-LEVELS = 4
-"""Times that examples are exchanged between steps of different size."""
-SLACK = 1.1
-"""How much longer the squared prefixes may get for a quiet end."""
-JUMP = 64
-"""How far apart steps are that change places for it."""
-OFFERS = 48
-"""How often each step is offered to change places."""
-THREADS = 4
-"""That exchange examples, at most; and no more than half of the process's cores, for training has the others."""
-_SAMPLE = 1024
-"""Of the examples in steps of one size, how many are looked at to make these steps add up to nothing."""
-_CHUNK = 4096
-"""Steps whose prefixes are held at once."""
 
 
 def solve_batches(
@@ -106,7 +79,7 @@ def solve_batches(
     seen = None if seen is None else _checked_seen(seen, len(floats))
     rng = np.random.default_rng(seed)
     start = first_order(shards, batch_size, strata, portions, rng)
-    steps = _Steps(floats, start, shards, batch_size, strata, seen)
+    steps = Steps(floats, start, shards, batch_size, strata, seen)
     before = steps.total
     bound_random = steps.bound(np.arange(steps.count))
     if strata is None:
@@ -190,252 +163,4 @@ def _unseen_in_front(start: IntArray, shards: IntArray, seen: NDArray[np.bool_],
             front = np.zeros(b - a, np.bool_)
             front[rng.choice(max(unseen, (b - a) // 2), unseen, replace=False)] = True
             order[a:b][front], order[a:b][~front] = start[a:b][~known], start[a:b][known]
-    return order
-
-
-class _Steps:
-    """A partition of the examples into steps; places of a step lie worker by worker, as `start` has them."""
-
-    def __init__(
-        self,
-        floats: Array,
-        start: IntArray,
-        shards: IntArray,
-        batch_size: int,
-        strata: IntArray | None,
-        seen: NDArray[np.bool_] | None,
-    ) -> None:
-        from heeler.herding import kernels_batches
-
-        self._kernels = kernels_batches
-        workers, dim = shards.size - 1, floats.shape[1]
-        sizes = np.diff(shards)
-        worker = np.repeat(np.arange(workers), sizes)
-        step = (np.arange(start.size) - np.repeat(shards[:-1], sizes)) // batch_size
-        self._places = np.argsort(step, kind="stable")  # where in the workers' lists side by side each place lies
-        self._offsets = np.append(0, np.cumsum(np.bincount(step)))
-        self._strata = 1 if strata is None else int(strata.max(initial=0)) + 1
-        self._cell_of = worker * self._strata + (0 if strata is None else strata)
-        self._row_of = np.arange(start.size) if seen is None else np.where(seen, 0, -1) ^ np.arange(start.size)
-        self._rows, self._cells = np.empty_like(start), np.empty_like(start)
-        # Where a worker's full steps end, and where its last one does. Steps between two such ends are of one kind, the
-        # same workers with as many examples each: they may change places.
-        self._ends = np.unique(np.concatenate([[0], sizes // batch_size, -(-sizes // batch_size)]))
-
-        self._table = check.as_bits(floats)
-        self._means, self._scale = _centre(floats, self._table, shards, seen)
-        self._sums = check.aligned(self.count, dim, dtype=np.float32)
-        fixed = (self._cells, self._strata, self._offsets, self._means, self._scale)
-        self._arguments = (self._table, self._rows, *fixed, self._sums)
-        self.rearrange(start)
-
-    def rearrange(self, order: IntArray) -> None:
-        """Fill the steps from an order (N,) of the workers' examples, side by side."""
-        examples = order[self._places]
-        self._rows[:], self._cells[:] = self._row_of[examples], self._cell_of[examples]
-        self._kernels.step_sums(*self._arguments)
-
-    @property
-    def count(self) -> int:
-        """T, how many steps there are."""
-        return self._offsets.size - 1
-
-    @property
-    def total(self) -> float:
-        """Σ_t ‖sum_t‖², in units of the scale."""
-        return float(np.einsum("tk,tk->", self._sums, self._sums, dtype=np.float64))
-
-    def level(self, rng: np.random.Generator) -> None:
-        """Exchange a few examples between steps of different kinds, until each kind's total is about zero.
-
-        Else the prefixes would have to go, in a straight line, to whatever total chance has given to a kind.
-        """
-        kinds = list(pairwise(self._ends.tolist()))
-        if len(kinds) < 2:
-            return
-        for _ in range(LEVELS):
-            totals = np.add.reduceat(self._sums, self._ends[:-1], axis=0, dtype=np.float64).astype(np.float32)
-            some = [
-                self._offsets[a] + rng.choice(self._offsets[b] - self._offsets[a], size, replace=False)
-                for a, b in kinds
-                for size in [min(_SAMPLE, self._offsets[b] - self._offsets[a])]
-            ]
-            offsets, places = np.append(0, np.cumsum([own.size for own in some])), np.concatenate(some)
-            rows, cells = self._rows[places], self._cells[places]
-            fixed = (self._table, rows, cells, self._strata, offsets, self._means, self._scale)
-            self._kernels.exchange(*fixed, totals, _pairs(0, len(kinds), rng))
-            moved = places[rows != self._rows[places]]
-            self._rows[places] = rows
-            self._sum_again(np.unique(np.searchsorted(self._offsets, moved, side="right") - 1))
-
-    def _sum_again(self, steps: IntArray) -> None:
-        """The sums of these steps, whose examples have changed: a few examples must not cost a look at all of them."""
-        sizes, sums = np.diff(self._offsets)[steps], check.aligned(steps.size, self._sums.shape[1], dtype=np.float32)
-        offsets = np.append(0, np.cumsum(sizes))
-        places = np.repeat(self._offsets[steps] - offsets[:-1], sizes) + np.arange(offsets[-1])
-        fixed = (self._strata, offsets, self._means, self._scale)
-        self._kernels.step_sums(self._table, self._rows[places], self._cells[places], *fixed, sums)
-        self._sums[steps] = sums
-
-    def balance(self, rounds: int, rng: np.random.Generator, *, prefixes: bool) -> int:
-        """Exchange examples between near steps of a kind as long as that helps; returns the rounds done.
-
-        What falls is Σ_t ‖prefix_t‖² + λ Σ_t ‖sum_t‖², where λ = SHARE · Σ ‖prefix‖² / Σ ‖sum‖² of the order at first.
-        prefixes: whether they count at all; not where steps change places afterwards.
-        """
-        if np.diff(self._ends).max() < 2 or np.diff(self._offsets).max() < 2 or self.total == 0:
-            return 0
-        weight = SHARE * self._squared_prefixes() / self.total if prefixes else math.inf
-        left, done = self._norms(), 0
-        while done < rounds:
-            for distance in range(1, NEAR + 1):
-                odd = int(rng.integers(2))
-                pairs = np.concatenate([_near(a, b, distance, odd) for a, b in pairwise(self._ends.tolist())])
-                for apart in range(distance):  # of overlapping pairs, one would not know the other's prefixes
-                    self._exchange(pairs[pairs[:, 0] % distance == apart], distance, weight)
-            done += 1
-            left, before = self._norms(), left
-            if left >= PROGRESS * before:
-                break
-        self._kernels.step_sums(*self._arguments)  # without the rounding of many changes
-        return done
-
-    def _exchange(self, pairs: IntArray, distance: int, weight: float) -> None:
-        """Exchange examples between steps u and v = u + distance, no two pairs overlapping.
-
-        An exchange of x for y moves all prefixes from u to v − 1 by −(x − y). With D = sum_u − sum_v and Q, the sum of
-        these prefixes, Σ ‖prefix‖² + λ Σ ‖sum‖² changes by (2λ + distance) (‖x − y‖² − ⟨D′, x − y⟩), where
-        D′ = 2 (λD + Q) / (2λ + distance), and D′ then by −2 (x − y), as D does: what the kernel does with D, given D′.
-        """
-        first, second = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
-        half = (self._sums[first] - self._sums[second]) / 2
-        if weight < math.inf:
-            prefixes, weight = np.cumsum(self._sums, axis=0, dtype=np.float64), exact_weight(weight, distance)
-            half *= 2 * weight / (2 * weight + distance)
-            for t in range(distance):
-                half += prefixes[first + t] / (2 * weight + distance)
-        ends = check.aligned(self.count, half.shape[1], dtype=np.float32)
-        ends[first], ends[second] = half, -half
-        _at_once(lambda part: self._kernels.exchange(*self._arguments[:-1], ends, part), np.ascontiguousarray(pairs))
-        change = ends[first] - half
-        self._sums[first] += change
-        self._sums[second] -= change
-
-    def _squared_prefixes(self) -> float:
-        """Σ_t ‖prefix_t‖², in units of the scale."""
-        return float((self.bound(np.arange(self.count)) * self._scale) ** 2 * self.count)
-
-    def _norms(self) -> float:
-        """Σ_t ‖sum_t‖."""
-        return float(np.sqrt(np.einsum("tk,tk->t", self._sums, self._sums)).sum(dtype=np.float64))
-
-    def herded(self, rng: np.random.Generator) -> IntArray:
-        """(T,) an order of the steps in which prefixes are short."""
-        return self._by_kind(lambda sums: herded(sums, rng))
-
-    def quieted(self, rng: np.random.Generator) -> IntArray:
-        """(T,) an order of the steps, near to the present one, with a quiet end."""
-        return self._by_kind(lambda sums: quieted(sums, np.arange(len(sums)), rng))
-
-    def _by_kind(self, ordered: Callable[[NDArray[np.float32]], IntArray]) -> IntArray:
-        order = np.arange(self.count)
-        for a, b in pairwise(self._ends.tolist()):
-            if b - a > 2:
-                order[a:b] = a + ordered(self._sums[a:b])
-        return order
-
-    def bound(self, order: IntArray) -> float:
-        """Root mean square of the prefixes' norms."""
-        prefix, squares = np.zeros(self._sums.shape[1]), 0.0
-        for part in np.array_split(order, -(-self.count // _CHUNK)):
-            prefixes = prefix + np.cumsum(self._sums[part], axis=0, dtype=np.float64)
-            squares += float(np.einsum("tk,tk->", prefixes, prefixes))
-            prefix = prefixes[-1]
-        return math.sqrt(squares / self.count) / self._scale
-
-    def expand(self, order: IntArray) -> IntArray:
-        """(N,) the examples, workers' lists side by side, steps in the given order."""
-        rows = np.where(self._rows >= 0, self._rows, -1 - self._rows)
-        # Steps that change places have the same places for each worker, so that places are filled in order.
-        sizes = np.diff(self._offsets)[order]
-        taken = np.repeat(self._offsets[order] - np.append(0, np.cumsum(sizes)[:-1]), sizes) + np.arange(rows.size)
-        out = np.empty_like(rows)
-        out[self._places] = rows[taken]
-        return out
-
-
-def exact_weight(weight: float, distance: int) -> float:
-    """A weight near the given one with 2 · weight + distance a power of two: to divide by that rounds nothing."""
-    return (2.0 ** max(1, round(math.log2(2 * weight + distance))) - distance) / 2
-
-
-def _at_once(exchange: Callable[[IntArray], Any], pairs: IntArray) -> None:
-    """Exchange between all pairs, on several threads: no two pairs share a step, so the result is the same."""
-    threads = min(THREADS, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1)
-    if threads < 2 or len(pairs) < threads:
-        exchange(pairs)
-        return
-    with ThreadPoolExecutor(threads, "heeler-solve") as pool:
-        for done in [pool.submit(exchange, part) for part in np.array_split(pairs, threads)]:
-            done.result()
-
-
-def _near(a: int, b: int, distance: int, odd: int) -> IntArray:
-    """(P, 2) numbers from a to below b that are so far apart, none in two pairs; `odd` 0 or 1 tells which."""
-    first = np.arange(a, b - distance)
-    first = first[((first - a) // distance) % 2 == odd]
-    return np.stack([first, first + distance], axis=1)
-
-
-def _pairs(a: int, b: int, rng: np.random.Generator) -> IntArray:
-    """(P, 2) the numbers from a to below b, an odd one left out, in random pairs."""
-    return (a + rng.permutation(b - a)[: (b - a) // 2 * 2]).reshape(-1, 2)
-
-
-def _centre(
-    floats: Array, table: Array, shards: IntArray, seen: NDArray[np.bool_] | None
-) -> tuple[NDArray[np.float64], float]:
-    """Each worker's mean (n, K) over its examples that are seen, and a power of two that makes vectors about 1 long.
-
-    Products of the scaled vectors neither overflow nor vanish in float32; being a power of two, it rounds nothing.
-    """
-    from heeler.herding import kernels
-
-    known = np.arange(len(floats)) if seen is None else np.flatnonzero(seen)
-    offsets = np.searchsorted(known, shards)
-    means = check.aligned(shards.size - 1, floats.shape[1])
-    squares = kernels.shard_means(table, check.frozen(known), offsets, means)
-    if not math.isfinite(squares):
-        bad = np.intersect1d(check.nonfinite_rows(floats), known)
-        if bad.size == 0:
-            raise ValueError("the vectors' squares add up to more than float64 holds: scale them down")
-        shown = ", ".join(map(str, bad[:8])) + (", ..." if bad.size > 8 else "")
-        raise ValueError(f"{bad.size} vectors hold NaN or infinity, rows {shown}: leave them out of `seen`")
-    if squares == 0:
-        return means, 1.0
-    spread = squares - float(np.diff(offsets) @ np.einsum("jk,jk->j", means, means))
-    # Beside a huge mean the spread is lost in rounding; then it lies below a small share of the squares.
-    return means, 2.0 ** -round(math.log2(max(spread, 1e-14 * squares) / known.size) / 2)
-
-
-def herded(sums: NDArray[np.float32], rng: np.random.Generator) -> IntArray:
-    """(T,) an order of the rows of sums (T, K) in which prefixes are short."""
-    count = len(sums)
-    centred = sums - sums.mean(axis=0, dtype=np.float64).astype(np.float32)
-    if not centred.any():
-        return rng.permutation(count)
-    return solve(centred, rng.permutation(count), sweeps=SWEEPS, seed=int(rng.integers(2**32))).order
-
-
-def quieted(sums: NDArray[np.float32], order: IntArray, rng: np.random.Generator) -> IntArray:
-    """The order with nearby steps exchanged, so that little is left over at the epoch's end at any time scale."""
-    from heeler.herding import kernels_batches
-
-    count, dim = sums.shape
-    scales = 2.0 ** np.arange(int(math.log2(count)) + 1)
-    fading = ((1 - 1 / scales[:, None]) ** np.arange(count - 1, -1, -1)).astype(np.float32)
-    jumps = rng.integers(1, min(JUMP, count - 1), size=(OFFERS, count), dtype=np.uint8, endpoint=True)
-    order = order.copy()
-    scratch = np.empty((count, dim), np.float32), np.empty((scales.size, dim), np.float32)
-    kernels_batches.settle(sums, order, fading, (1 / scales).astype(np.float32), *scratch, jumps, SLACK)
     return order

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.herding.batches import herded
+from heeler.herding.steps import herded
 from heeler.herding.validate import IntArray, check_positive
 
 TURNS = 8
