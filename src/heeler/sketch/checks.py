@@ -20,7 +20,7 @@ from heeler.sketch.listener import SketchListener
 from heeler.sketch.tapped_layer import TappedLayer, leave_out
 
 if TYPE_CHECKING:
-    from heeler.sketch.recorder import Pass
+    from heeler.sketch.passes import Pass
 
 CHECKS = 2
 """Backwards at the start of the first sketched epoch of which it is looked whether their parts add up."""

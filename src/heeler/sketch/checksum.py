@@ -23,7 +23,7 @@ from torch import Tensor
 from heeler.sketch.tapped_layer import TappedLayer, tied_groups
 
 if TYPE_CHECKING:
-    from heeler.sketch.recorder import Pass
+    from heeler.sketch.passes import Pass
 
 TOLERANCE = 1e-3
 """Of what the parts and the gradient are large."""

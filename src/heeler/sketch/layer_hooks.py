@@ -21,7 +21,8 @@ from heeler.sketch.examples import Examples, current_stream
 from heeler.sketch.layer_rules.base import Call
 from heeler.sketch.matrices import AnyMatrix
 from heeler.sketch.model_hook import ModelHook
-from heeler.sketch.recorder import Pass, Recorder, Slot
+from heeler.sketch.passes import Pass, Slot
+from heeler.sketch.recorder import Recorder
 from heeler.sketch.tap import Tap
 from heeler.sketch.tapped_layer import TappedLayer
 

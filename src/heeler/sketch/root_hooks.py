@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from heeler.sketch import compiled
 from heeler.sketch.batch import first_tensor
 from heeler.sketch.model_hook import ModelHook
-from heeler.sketch.recorder import Recorder, Slot
+from heeler.sketch.passes import Slot
+from heeler.sketch.recorder import Recorder
 from heeler.sketch.tap import Marker
 
 SizeOf = Callable[[tuple[Any, ...], dict[str, Any]], int]
