@@ -57,6 +57,7 @@ class Run:
     """"labels": the sampler knows the examples' classes; `stratified` always does."""
     first: str | None = None
     """The first epoch of `herd` where it has strata: "random" or "stratified"; None: the rule's default."""
+    strata_as: str | None = None
     passes: int | None = None
     """Balance sweeps in a solve of `sweeps`; None: the rule's default."""
     block_size: int | None = None

@@ -39,11 +39,13 @@ class Herd(TabledRule):
         dim: int | None = None,
         *,
         first: Literal["random", "stratified"] = "random",
+        strata_as: str = "steps",
         **common: Any,
     ) -> None:
         if first not in ("random", "stratified"):
             raise ValueError(f'first must be "random" or "stratified", got {first!r}')
         self._first = first
+        self._strata_as = strata_as
         super().__init__(examples, dim, **common)
         self._seed = common.get("seed", 0)
 
@@ -74,6 +76,23 @@ class Herd(TabledRule):
         return solution._replace(bound_before=before, bound_after=after, bound_random=random)
 
     def _solve(self, rng: np.random.Generator) -> Solution:
+        if self._strata_as != "steps" and self.strata is not None:
+            rows = np.asarray(self.table.rows, np.float32)
+            if self._strata_as.startswith("coordinates"):
+                share = float(self._strata_as.split(":")[1])
+                hot = np.eye(int(self.strata.max()) + 1, dtype=np.float32)[self.strata]
+                hot -= hot.mean(0)
+                spread = np.square(rows[self.table.seen] - rows[self.table.seen].mean(0)).sum(1).mean()
+                weight = np.sqrt(share * spread / np.square(hot).sum(1).mean())
+                rows = np.concatenate((rows, weight * hot), axis=1)
+            return solve_batches(
+                rows,
+                batch_size=self.batch_size,
+                seed=rng,
+                shard_sizes=np.diff(self.offsets).tolist(),
+                portions=self.portions,
+                seen=self.table.seen,
+            )
         return solve_batches(
             self.table.rows,
             batch_size=self.batch_size,
