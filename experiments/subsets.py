@@ -28,7 +28,7 @@ import heeler
 from experiments.folder import Folder
 from experiments.setup import Run
 from experiments.tasks import Examples, Task, get_task
-from experiments.training import optimizer_of, set_precision, versions
+from experiments.training import layers_of, optimizer_of, set_precision, versions
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.3)
 HELD_BACK = 10
@@ -122,8 +122,8 @@ def left_behind(setting: Setting, folder: Folder, seed: int) -> NDArray[np.float
     set_precision(task, torch.device(run.device))
     torch.manual_seed(seed)
     model = task.model(examples, run.options).to(run.device)
-    sampler = heeler.Sampler(len(examples), batch_size=run.step, refresh=1, seed=seed)
-    handle = heeler.attach(model, sampler)
+    sampler = heeler.Sampler(len(examples), batch_size=run.step, refresh=1, seed=seed, dim=run.dim)
+    handle = heeler.attach(model, sampler, exact=bool(run.exact), layers=layers_of(run.layers, None))
     optimizer = optimizer_of(run, model)
     for _ in range(epochs):
         for indices in torch.utils.data.BatchSampler(sampler, run.step, drop_last=False):

@@ -277,10 +277,11 @@ def _attach(
     told: dict[str, Any] = {}
     if ours and run.scaled and "optimizer" in inspect.signature(attach).parameters:
         told["optimizer"] = optimizer
-    return attach(model, sampler, exact=exact, layers=_layers(run.layers, None if ours else "all"), **told)
+    return attach(model, sampler, exact=exact, layers=layers_of(run.layers, None if ours else "all"), **told)
 
 
-def _layers(layers: str | None, default: str | None) -> str | Callable[[str, nn.Module], bool] | None:
+def layers_of(layers: str | None, default: str | None) -> str | Callable[[str, nn.Module], bool] | None:
+    """`attach`'s `layers`, of the setting: "name:a|b" takes the layers whose names begin so."""
     if layers is None or not layers.startswith("name:"):
         return layers or default
     prefixes = tuple(layers[5:].split("|"))
