@@ -153,13 +153,13 @@ def digits_table(epochs: int = 2, seed: int = 0) -> Array:
     return table.sketches(np.arange(len(x)))
 
 
-def task_table(task: str, folder: Folder, epochs: int, seed: int = 0, **changes: Any) -> Array:
+def task_table(task: str, folder: Folder, epochs: int, **changes: Any) -> Array:
     """(N, K) the table that some epochs of an experiment's task leave behind; changes: settings of `Run`."""
     from experiments.subsets import Setting, left_behind
     from experiments.tasks import get_task
     from experiments.tasks.base import settings
 
-    return left_behind(Setting(settings(get_task(task), "herd", **changes), warm_up=epochs), folder, seed)
+    return left_behind(Setting(settings(get_task(task), "herd", **changes), warm_up=epochs), folder, seed=0)
 
 
 def mortgages_table(folder: Folder) -> Array:
