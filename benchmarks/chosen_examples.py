@@ -24,8 +24,8 @@ from experiments.tasks.base import settings
 from heeler.herding.validate import Array
 
 METHODS = ("stratified", "halve", "kernel-thin", "facility", "match", "glister", "norm", "influence", "coverage")
-MOMENTS = {"trained": 1.0, "untrained": 0.0}
-"""Of the table: what its training's rate is multiplied with."""
+MOMENTS = {"trained": 1.0, "untrained": 1e-9}
+"""Of the table: what the rate of the training that leaves it is multiplied with; nothing moves with the second."""
 PLAN = Path(__file__).parents[1] / "experiments" / "plan_files" / "subsets" / "16-gpu.json"
 
 
