@@ -22,6 +22,8 @@ from experiments.subsets import ALL, BASELINE, Record, beyond, gains_of
 Results = Mapping[str, Sequence[Record]]
 """Task → records of `experiments.subsets.measured`."""
 DRAWS = 1_000_000
+LEAST_SEEDS = 3
+"""A cell with fewer is left out: it says nothing."""
 
 
 class Count(NamedTuple):
@@ -77,7 +79,7 @@ def _gains(records: Sequence[Record], largest: float, first_seed: int) -> dict[t
     """(method, fraction) → gain over `stratified`, seed by seed."""
     kept = [r for r in records if r["seed"] >= first_seed and r["fraction"] <= largest and r["method"] != ALL]
     found = gains_of(kept)
-    return {key: gains for key, gains in found.items() if key[0] != BASELINE and len(gains) > 1}
+    return {key: gains for key, gains in found.items() if key[0] != BASELINE and len(gains) >= LEAST_SEEDS}
 
 
 def _marked(gains: Sequence[float]) -> str:
