@@ -36,8 +36,9 @@ class Sampler(DistributedSampler[Any]):
         heeler.attach(model, sampler)
         loader = DataLoader(dataset, batch_size=64, sampler=sampler)
 
-    The first epoch's order is random, with strata stratified; from the second on it comes from what `attach` saw of the gradients. Every epoch
-    yields every example once (see `drop_last`), whatever the loop does; of a `subset`, every chosen one.
+    The first epoch's order is random, with strata stratified; from the second on it comes from what `attach` saw of the
+    gradients. Every epoch yields every example once (see `drop_last`), whatever the loop does; of a `subset`, every
+    chosen one.
 
     Args:
         dataset: a dataset, a stream of shards (`heeler.streams`), or the number of examples.
