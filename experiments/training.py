@@ -136,7 +136,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
 
 
 def _rule_options(run: Run) -> dict[str, Any]:
-    options: dict[str, Any] = {"sweeps": run.passes if run.rule == "sweeps" else None, "first": run.first, "strata_as": run.strata_as}
+    options: dict[str, Any] = {"sweeps": run.passes if run.rule == "sweeps" else None}
     options["block_size"] = run.block_size if run.rule == "herd" else None
     return {name: value for name, value in options.items() if value is not None}
 
