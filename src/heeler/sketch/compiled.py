@@ -179,7 +179,7 @@ class _Before(ModelHook):
         if not rows:
             return
         if not recorder.sketching:
-            recorder.count(module._orig_mod, rows)
+            recorder.count(module._modules["_orig_mod"], rows)  # as an attribute it would be searched for, in Python
         else:
             if recorder.checks.untested:
                 recorder.checks.test_layouts(module._orig_mod, args, kwargs, found, rows)
