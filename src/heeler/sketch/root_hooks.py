@@ -50,7 +50,7 @@ class BeginHook(ModelHook):
         recorder.lost = False
         if not recorder.sketching:
             recorder.current = None
-            recorder.count(module, batch)
+            recorder.count(module, batch, found)
             return
         if found is not None and found.device != recorder.device:
             recorder.move(found.device)
