@@ -7,13 +7,16 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import heeler
 from benchmarks.solver import gather_sum
 from heeler.herding.validate import Array
+
+if TYPE_CHECKING:
+    from experiments.folder import Folder
 
 METHODS = ("halve", "match", "facility")
 PATIENCE = 20.0
@@ -92,6 +95,16 @@ def slopes(table: Array, methods: Sequence[str], halvings: Sequence[int], seeds:
     return out
 
 
+def slopes_text(found: dict[str, Any]) -> str:
+    """Markdown of {table's name: `slopes`}: a row per method and measure, a column per table."""
+    lines = ["| | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
+    for method in dict.fromkeys(name for own in found.values() for name in own if name != "sizes"):
+        for measure in ("error", "mmd"):
+            cells = [f"{own[method][measure]['slope']:.2f}" if method in own else "" for own in found.values()]
+            lines.append(f"| `{method}`, {measure} | " + " | ".join(cells).replace("-", "−") + " |")
+    return "\n".join(lines)
+
+
 def measures(chosen: heeler.Selection) -> dict[str, Any]:
     return {
         "chosen": len(chosen),
@@ -138,6 +151,27 @@ def digits_table(epochs: int = 2, seed: int = 0) -> Array:
     table = handle.table
     assert table is not None
     return table.sketches(np.arange(len(x)))
+
+
+def task_table(task: str, folder: Folder, epochs: int, **changes: Any) -> Array:
+    """(N, K) the table that some epochs of an experiment's task leave behind; changes: settings of `Run`."""
+    from experiments.subsets import Setting, left_behind
+    from experiments.tasks import get_task
+    from experiments.tasks.base import settings
+
+    return left_behind(Setting(settings(get_task(task), "herd", **changes), warm_up=epochs), folder, seed=0)
+
+
+def mortgages_table(folder: Folder) -> Array:
+    """(8192, 19) exact gradients of logistic regression after an epoch."""
+    return task_table("hmda", folder, 1, options={"limit": 9103})  # a tenth is for testing
+
+
+def head_table(folder: Folder, dim: int | None = None) -> Array:
+    """Gradients of the last layer of a LeNet that had three epochs of 8,192 CIFAR-10 images: (8192, 850), or sketches
+    of `dim` numbers."""
+    run = {"layers": "name:12", "dim": dim, "lr": 0.02, "batch_size": 64, "workers": 1, "shards": "global"}
+    return task_table("cifar10", folder, 3, options={"limit": 8192}, **run)
 
 
 def peak_bytes() -> int:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import ablations, tuned_tables
+from experiments import ablations, rate_tables, tuned_tables
 from experiments.packed import Source, pack, read_source
 from experiments.result_tables import goals, provenance, task_table, timing
 from experiments.tasks import get_task
@@ -23,12 +23,12 @@ ABOUT = ("command", "machine", "commit", "note", "extra")
 
 
 def made_tables(sources: Sequence[Source]) -> dict[str, str]:
-    """Name → table: a task's, TASK@FILE, "goals", "timing", sweep:NAME of an ablation, and tuned:FILE:PROBLEM."""
+    """Name → table: a task's, TASK@FILE, "goals", "timing", sweep:NAME of an ablation, {tuned,rates}:FILE:PROBLEM."""
     tables = {"goals": goals([s for s in sources if not s.about.get("extra")]), "timing": timing(sources)}
     for source in sources:
         name = short_name(source)
         if source.about.get("extra") == "tuned":
-            tables |= tuned_tables.by_name(name, source)
+            tables |= {**tuned_tables.by_name(name, source), **rate_tables.by_name(name, source)}
             continue
         if source.about.get("extra") == "sweep":
             summaries = source.summaries()

@@ -55,9 +55,6 @@ class Run:
     """Tell `attach` of the optimizer, so that the sketches of our rules are scaled as it steps."""
     strata: str = "none"
     """"labels": the sampler knows the examples' classes; `stratified` always does."""
-    first: str | None = None
-    """The first epoch of `herd` where it has strata: "random" or "stratified"; None: the rule's default."""
-    strata_as: str | None = None
     passes: int | None = None
     """Balance sweeps in a solve of `sweeps`; None: the rule's default."""
     block_size: int | None = None

@@ -28,13 +28,15 @@ import heeler
 from experiments.folder import Folder
 from experiments.setup import Run
 from experiments.tasks import Examples, Task, get_task
-from experiments.training import optimizer_of, set_precision, versions
+from experiments.training import layers_of, optimizer_of, set_precision, versions
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.3)
 HELD_BACK = 10
 """One example in so many is for validation."""
 ALL = "all"
 """The record of training on every example that may be chosen."""
+BASELINE = "stratified"
+"""What the other methods are compared with."""
 Record = dict[str, Any]
 
 
@@ -122,8 +124,8 @@ def left_behind(setting: Setting, folder: Folder, seed: int) -> NDArray[np.float
     set_precision(task, torch.device(run.device))
     torch.manual_seed(seed)
     model = task.model(examples, run.options).to(run.device)
-    sampler = heeler.Sampler(len(examples), batch_size=run.step, refresh=1, seed=seed)
-    handle = heeler.attach(model, sampler)
+    sampler = heeler.Sampler(len(examples), batch_size=run.step, refresh=1, seed=seed, dim=run.dim)
+    handle = heeler.attach(model, sampler, exact=bool(run.exact), layers=layers_of(run.layers, None))
     optimizer = optimizer_of(run, model)
     for _ in range(epochs):
         for indices in torch.utils.data.BatchSampler(sampler, run.step, drop_last=False):
@@ -195,37 +197,54 @@ def endless(count: int, size: int, seed: int) -> Iterator[Tensor]:
             waiting = waiting[size:]
 
 
-def table_of(records: Sequence[Record], metric: str = "test_accuracy", *, percent: bool = True) -> str:
-    """Markdown: a row per method, a column per fraction, mean ± standard deviation over seeds.
+def gains_of(records: Sequence[Record]) -> dict[tuple[str, float], list[float]]:
+    """(method, fraction) → test accuracy less that of `BASELINE` with the same seed, in points; a number per seed."""
+    found = _by_cell(records)
+    return {
+        (method, fraction): [value - base[seed] for seed, value in own.items() if seed in base]
+        for (method, fraction), own in found.items()
+        if (base := found.get((BASELINE, fraction)))
+    }
+
+
+def beyond(gains: Sequence[float]) -> int:
+    """1 where the mean is above zero by more than the standard deviation, −1 where it is below by more, else 0."""
+    if len(gains) < 2 or not abs(statistics.mean(gains)) > statistics.stdev(gains) > 0:
+        return 0
+    return 1 if statistics.mean(gains) > 0 else -1
+
+
+def table_of(records: Sequence[Record]) -> str:
+    """Markdown: test accuracy, a row per method, a column per fraction, mean ± standard deviation over seeds.
 
     Bold: above `stratified` by more than the standard deviation of the difference, seed by seed.
     """
-    found: dict[tuple[str, float], dict[int, float]] = {}
-    for record in records:
-        if record.get(metric) is not None:
-            own = found.setdefault((record["method"], record["fraction"]), {})
-            own[record["seed"]] = record[metric] * (100 if percent else 1)
-    fractions = sorted({fraction for method, fraction in found if method != "all"})
-    methods = dict.fromkeys(method for method, _ in found if method != "all")
+    found, gains = _by_cell(records), gains_of(records)
+    fractions = sorted({fraction for method, fraction in found if method != ALL})
+    methods = dict.fromkeys(method for method, _ in found if method != ALL)
     lines = ["| method | " + " | ".join(f"{fraction:.0%}" for fraction in fractions) + " |"]
     lines.append("|---" * (len(fractions) + 1) + "|")
     for method in methods:
         cells = []
         for fraction in fractions:
-            values = found.get((method, fraction), {})
-            if not values:
-                cells.append("")
-                continue
-            text = f"{statistics.mean(values.values()):.1f} ± {_sd(list(values.values())):.1f}"
-            base = found.get(("stratified", fraction), {})
-            gains = [values[seed] - base[seed] for seed in values if seed in base]
-            beats = method != "stratified" and len(gains) > 1 and statistics.mean(gains) > statistics.stdev(gains) > 0
-            cells.append(f"**{text}**" if beats else text)
+            values = list(found.get((method, fraction), {}).values())
+            text = f"{statistics.mean(values):.1f} ± {_sd(values):.1f}" if values else ""
+            wins = method != BASELINE and beyond(gains.get((method, fraction), [])) > 0
+            cells.append(f"**{text}**" if wins else text)
         lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
-    whole = found.get(("all", 1.0))
+    whole = list(found.get((ALL, 1.0), {}).values())
     if whole:
-        lines.append(f"\nAll examples: {statistics.mean(whole.values()):.1f} ± {_sd(list(whole.values())):.1f}")
+        lines.append(f"\nAll examples: {statistics.mean(whole):.1f} ± {_sd(whole):.1f}")
     return "\n".join(lines)
+
+
+def _by_cell(records: Sequence[Record]) -> dict[tuple[str, float], dict[int, float]]:
+    """(method, fraction) → seed → test accuracy in percent; what was refused is left out."""
+    found: dict[tuple[str, float], dict[int, float]] = {}
+    for record in records:
+        if record.get("test_accuracy") is not None:
+            found.setdefault((record["method"], record["fraction"]), {})[record["seed"]] = 100 * record["test_accuracy"]
+    return found
 
 
 def _sd(values: list[float]) -> float:

@@ -136,7 +136,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
 
 
 def _rule_options(run: Run) -> dict[str, Any]:
-    options: dict[str, Any] = {"sweeps": run.passes if run.rule == "sweeps" else None, "first": run.first, "strata_as": run.strata_as}
+    options: dict[str, Any] = {"sweeps": run.passes if run.rule == "sweeps" else None}
     options["block_size"] = run.block_size if run.rule == "herd" else None
     return {name: value for name, value in options.items() if value is not None}
 
@@ -277,10 +277,11 @@ def _attach(
     told: dict[str, Any] = {}
     if ours and run.scaled and "optimizer" in inspect.signature(attach).parameters:
         told["optimizer"] = optimizer
-    return attach(model, sampler, exact=exact, layers=_layers(run.layers, None if ours else "all"), **told)
+    return attach(model, sampler, exact=exact, layers=layers_of(run.layers, None if ours else "all"), **told)
 
 
-def _layers(layers: str | None, default: str | None) -> str | Callable[[str, nn.Module], bool] | None:
+def layers_of(layers: str | None, default: str | None) -> str | Callable[[str, nn.Module], bool] | None:
+    """`attach`'s `layers`, of the setting: "name:a|b" takes the layers whose names begin so."""
     if layers is None or not layers.startswith("name:"):
         return layers or default
     prefixes = tuple(layers[5:].split("|"))

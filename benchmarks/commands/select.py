@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.select import METHODS, bench_select, digits_table, mixture, slopes
+from benchmarks.select import METHODS, bench_select, digits_table, head_table, mixture, mortgages_table, slopes
 
 
 def select(
@@ -52,14 +52,20 @@ def select(
 
 def select_slopes(
     seeds: Annotated[int, typer.Option(min=1, help="Of the choices.")] = 3,
+    data: Annotated[Path | None, typer.Option(help="Data folder; else HEELER_DATA.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON goes here as well.")] = None,
 ) -> None:
-    """How the errors of halving and kernel thinning fall with k, on mixtures and on the digits' table."""
-    methods = ("random", "halve", "kernel-thin", "kernel-thin-linear")
+    """How the errors of halving and kernel thinning fall with k, on mixtures and on the tables of real tasks."""
+    from experiments.folder import Folder
+
+    methods, folder = ("random", "halve", "kernel-thin", "kernel-thin-linear"), Folder(data)
     result = {
         "mixture 8192 × 16": slopes(mixture(8192, 16, "float32", 0)[0], methods, range(2, 7), seeds),
         "mixture 262144 × 256": slopes(mixture(1 << 18, 256, "float32", 0)[0], methods[:2], range(1, 7), 1),
         "digits 1536 × 650": slopes(digits_table(), methods, range(1, 6), seeds),
+        "mortgages 8192 × 19": slopes(mortgages_table(folder), methods, range(2, 7), seeds),
+        "LeNet's head 8192 × 850": slopes(head_table(folder), methods[:2], range(1, 6), seeds),
+        "the same, sketches 8192 × 64": slopes(head_table(folder, 64), methods, range(2, 7), seeds),
     }
     _keep(result, out)
     typer.echo(json.dumps(result))

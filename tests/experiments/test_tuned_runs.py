@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from experiments import packed, results, tuned_tables
+from experiments import packed, rate_tables, results, tuned_tables
 from experiments import run as runner
 from experiments.records import Result, carry_out, read_results
 from experiments.run import Place, run_plan
@@ -137,6 +137,17 @@ def test_each_rule_is_shown_at_its_own_best_rate():
     share = (4 + 4 * math.log(4.5 / 2.5) / math.log(4.5 / 1.5)) / 8
     assert table["herd"]["epochs to random's last ÷ random's: training"] == f"{share:.2f}"
     assert table["herd"]["test"] == f"{(4 + 4 * math.log(4 / 3) / math.log(4 / 2)) / 8:.2f}"
+
+
+def test_all_rates_and_lengths_of_an_uneven_grid_are_shown():
+    runs = [made("random", 0.2, s, 8, 2.0 + s, 3.0) for s in (0, 1)] + [made("random", 0.4, 0, 8, 1.0, 3.0)]
+    runs += [made("herd", 0.2, s, 4, 1.5, 3.0, 0.75) for s in (0, 1)]
+    assert rate_tables.table(runs).splitlines() == [
+        "| order | rate 0.2 | rate 0.4 | rate 0.2, 4 epochs |",
+        "| --- | ---: | ---: | ---: |",
+        "| random (D-RR) | 2.5000 ± 0.7 / 50.00 ± 0.00% (2) | 1.0000 / 50.00% (1) |  |",
+        "| Heeler |  |  | 1.5000 ± 0 / 75.00 ± 0.00% (2) |",
+    ]
 
 
 def test_at_a_constant_rate_the_curve_tells_the_epochs():

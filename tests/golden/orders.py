@@ -5,8 +5,7 @@ Those of version 0.1 are all there; its `herd` is called `sweeps` now.
     python -m tests.golden.orders          # writes the file anew; do so only when orders are meant to change
 
 Data are small integers, so every gradient and every sum of them is exact, on any machine. `herd` compares products of
-centred vectors: it gets as many examples as make the mean exact too, powers of two. Only how steps fade at the epoch's
-end is rounded there; it decides between steps far from alike.
+centred vectors: it gets as many examples as make the mean exact too, powers of two.
 """
 
 import json

@@ -122,8 +122,8 @@ def tree_order(vectors: Floats, order: IntArray, mean: Floats, depth: int) -> li
     return tree_order(vectors, plus, mean, depth - 1) + tree_order(vectors, minus, mean, depth - 1)
 
 
-def exchange(vectors: Floats, cells: IntArray, u: list[int], v: list[int]) -> None:
-    """Exchange examples, row numbers in u and v, of two steps: for each x of u in turn the best y of v of its cell.
+def exchange(vectors: Floats, workers: IntArray, u: list[int], v: list[int]) -> None:
+    """Exchange examples, row numbers in u and v, of two steps: for each x of u in turn the best y of v of its worker.
 
     Until nothing improves: ‖sum_u‖² + ‖sum_v‖² changes by 2 (‖x − y‖² − ⟨D, x − y⟩), D = sum_u − sum_v. Vectors are
     centred; u and v are written.
@@ -134,38 +134,11 @@ def exchange(vectors: Floats, cells: IntArray, u: list[int], v: list[int]) -> No
         for a, i in enumerate(u):
             D = vectors[u].sum(axis=0) - vectors[v].sum(axis=0)
             apart = [vectors[i] - vectors[j] for j in v]
-            changes = [2 * (d @ d - D @ d) if cells[i] == cells[j] else 0.0 for j, d in zip(v, apart, strict=True)]
+            changes = [2 * (d @ d - D @ d) if workers[i] == workers[j] else 0.0 for j, d in zip(v, apart, strict=True)]
             b = int(np.argmin(changes))
             if changes[b] < 0:
                 u[a], v[b] = v[b], u[a]
                 moved = True
-
-
-def prefix_squares(sums: Floats, order: list[int]) -> float:
-    """Σ_t ‖Σ_{τ≤t} sum_τ‖²."""
-    return float(np.sum(np.cumsum(sums[order], axis=0) ** 2))
-
-
-def left_over(sums: Floats, order: list[int], fading: Floats, weights: Floats) -> float:
-    """Σ_h w_h ‖Σ_t fading[h, t] sum_t‖²: what is left of all steps at the epoch's end."""
-    return float(weights @ np.sum((fading @ sums[order]) ** 2, axis=1))
-
-
-def settle(sums: Floats, order: list[int], fading: Floats, weights: Floats, jumps: IntArray, slack: float) -> list[int]:
-    """Every exchange that is offered and lowers `left_over`, while squared prefixes stay within slack × at first."""
-    limit = slack * prefix_squares(sums, order)
-    order = list(order)
-    for offers in jumps:
-        for s, jump in enumerate(offers.tolist()):
-            t = s + jump
-            if t >= len(order):
-                continue
-            other = list(order)
-            other[s], other[t] = order[t], order[s]
-            quieter = left_over(sums, other, fading, weights) < left_over(sums, order, fading, weights)
-            if quieter and prefix_squares(sums, other) <= limit:
-                order = other
-    return order
 
 
 def stratified(strata: IntArray, batch_size: int, rng: np.random.Generator, portions: int = 1) -> list[int]:

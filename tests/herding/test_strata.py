@@ -1,5 +1,6 @@
 """Strata become codes, and a stratified order gives every batch its share of each: exactly, not on average."""
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import make_rule
-from heeler.herding.strata import codes_of, spread_visits, strata_of, stratified_order
+from heeler.herding.strata import COLUMNS, SHARE, beside, codes_of, spread_visits, strata_of, stratified_order
 from heeler.ordering.dealing import deal
 from tests.herding import reference
 
@@ -189,3 +190,36 @@ def test_rules_say_what_they_do_with_strata() -> None:
     herd = make_rule("herd", 20, 3, strata=[f"class {label}" for label in labels])
     np.testing.assert_array_equal(herd.strata, labels)
     assert make_rule("herd", 20, 3).strata is None
+
+
+# Coordinates
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("names", [1, 2, 10, COLUMNS, COLUMNS + 1, 300])
+def test_strata_stand_beside_the_vectors_with_a_quarter_of_their_spread(names: int, dtype: Any) -> None:
+    rng = np.random.default_rng(names)
+    vectors = (3 * rng.standard_normal((1000, 5))).astype(dtype)
+    strata = np.sort(rng.integers(0, names, 1000))
+    out = beside(vectors, strata, 3 * 5**0.5)
+    assert out.dtype == dtype
+    np.testing.assert_array_equal(out[:, :5], vectors)
+    own = out[:, 5:].astype(np.float64)
+    assert own.shape[1] == min(names, COLUMNS)
+    # Equal within a stratum, about at right angles between any two, and of a length that is a power of two.
+    np.testing.assert_array_equal(own[1:][np.diff(strata) == 0], own[:-1][np.diff(strata) == 0])
+    length = np.sqrt(np.square(own).sum(1))
+    assert np.ptp(length) == 0
+    assert math.frexp(length[0])[0] == 0.5
+    different = own[np.unique(strata, return_index=True)[1]] / length[0]
+    angles = different @ different.T - np.eye(len(different))
+    assert np.abs(angles).max() < (0.7 if names > COLUMNS else 1e-9)
+    if names > 1:
+        spread = own.var(axis=0).sum() / (9 * 5)
+        assert SHARE / 2 < spread < 2 * SHARE
+
+
+def test_strata_beside_vectors_stay_finite_where_halves_end() -> None:
+    vectors = np.full((4, 3), 60_000, np.float16)
+    assert np.isfinite(beside(vectors, np.array([0, 1, 0, 1]), 1e6)).all()
+    assert beside(vectors, np.array([0, 1, 0, 1]), 1e-9)[0, 3] > 0

@@ -70,13 +70,13 @@ def loader(**options: Any) -> DataLoader[Any]:
 
 
 def plain_loop(accumulation: int = 1, *, uneven: bool = False) -> Net:
-    """What every framework's run is compared with: the two lines in an ordinary loop.
+    """What every framework's run is compared with: the two lines in an ordinary loop, with the labels as strata.
 
     uneven: whether a step at an epoch's end that has fewer batches still counts each as one of `accumulation`.
     """
     net = Net()
     model: Any = DistributedDataParallel(net) if dist.is_initialized() and dist.get_world_size() > 1 else net
-    sampler = heeler.Sampler(Points(), batch_size=BATCH * accumulation, **OPTIONS)
+    sampler = heeler.Sampler(Points(), batch_size=BATCH * accumulation, strata=Points().labels, **OPTIONS)
     heeler.attach(model, sampler)
     optimizer = sgd(model)
     batches = loader(sampler=sampler)

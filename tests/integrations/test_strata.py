@@ -26,8 +26,9 @@ def _heard(caplog: Any) -> None:
     caplog.set_level(logging.INFO, logger="heeler")
 
 
-def test_a_loaders_labels_are_its_strata(caplog: Any) -> None:
-    sampler = put_into(loader(shuffle=True), order="stratified")
+@pytest.mark.parametrize("order", ["stratified", "herd"])
+def test_a_loaders_labels_are_its_strata(order: str, caplog: Any) -> None:
+    sampler = put_into(loader(shuffle=True), order=order)
     np.testing.assert_array_equal(sampler.strata, Points().labels)
     (message,) = said(caplog)
     assert "3 labels in dataset.labels" in message
@@ -36,7 +37,7 @@ def test_a_loaders_labels_are_its_strata(caplog: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"strata": None, "order": "herd"}, {"order": "herd"}, {"order": "random"}, {"order": "pair"}, {"shards": "local"}],
+    [{"strata": None}, {"block_size": 16}, {"order": "random"}, {"order": "pair"}, {"shards": "local"}],
     ids=str,
 )
 def test_nothing_is_looked_for_where_it_is_of_no_use(options: dict[str, Any], caplog: Any) -> None:

@@ -50,6 +50,17 @@ def test_names_may_be_text_and_herd_holds_them() -> None:
     assert "strata" not in plain.session.metrics()
 
 
+def test_the_first_epoch_of_herd_is_stratified_and_so_is_one_without_sketches() -> None:
+    sampler, _, (_, loader) = run(strata=LABELS)
+    orders = []
+    for _ in range(3):
+        list(loader)  # no backward, no sketch
+        orders.append(sampler.indices)
+    for order in orders:
+        check_shares(order, LABELS, 8)
+    assert len({tuple(order.tolist()) for order in orders}) > 1
+
+
 def test_orders_that_make_no_use_of_strata_refuse_them() -> None:
     for order in ("random", "pair", "id-grab"):
         with pytest.raises(ValueError, match=rf"'{order}' makes no use of strata.*'herd' and 'stratified'"):

@@ -88,7 +88,7 @@ def of_labels(dataset: Any) -> Iterator[Finding]:
         labels, where = found
         yield note(
             f"the dataset names {len(set(labels.tolist()))} labels, {where}, and no strata were given",
-            "try Sampler(..., strata=labels): every batch then gets its share of each; and compare with "
+            "try Sampler(..., strata=labels): every batch then gets about its share of each; and compare with "
             "order='stratified', which needs no gradients and costs nothing",
         )
 

@@ -171,7 +171,7 @@ def explain(
     )
     if examples:
         findings += checks.of_run(examples, batch_size, workers, epochs, shards)
-    if strata is None and rule.uses_strata and not (trainer is not None and rule.needs_strata):
+    if strata is None and rule.uses_strata and trainer is None:  # with one, the integration finds labels by itself
         findings += checks.of_labels(dataset)
     if loader is not None:
         findings += checks.of_loader(loader, own, batch_size)

@@ -2,18 +2,14 @@
 
 Within a step gradients are averaged, so what a step does wrong is the sum of its examples' deviations from the mean.
 
-1. *Short prefixes*: balance sweeps over all examples (`solve`). With strata, a stratified shuffle whose steps
-   are put in order by sweeps over their sums.
+1. *Short prefixes*: balance sweeps over all examples (`solve`).
 2. *Balance*: examples are exchanged between steps that are near each other as long as the steps' sums and the prefixes
-   between them get shorter, Σ_t ‖sum_t‖² and Σ_t ‖prefix_t‖² in one objective. Own shards exchange within a worker,
-   strata within a stratum; it is the sum over all workers that is balanced. The examples with small gradients, with
-   which sweeps end an epoch, stay there.
+   between them get shorter, Σ_t ‖sum_t‖² and Σ_t ‖prefix_t‖² in one objective. Own shards exchange within a worker;
+   it is the sum over all workers that is balanced. The examples with small gradients, with which sweeps end an epoch,
+   stay there.
    Where steps differ in size, those of each size are first made to add up to about nothing by themselves, since only
    steps of one size can change places later.
-3. *A quiet end*, with strata; sweeps over examples have one anyway. A step's error fades with the steps that follow
-   it, at rate η in a direction of curvature h by (1 − ηh) per step. Nearby steps change places so that what is left at
-   the epoch's end becomes small on all time scales at once, Σ_τ ‖Σ_t (1 − 1/τ)^(T−1−t) sum_t‖² / τ for τ = 1, 2, 4,
-   ..., as long as squared prefixes grow by no more than SLACK.
+Strata are coordinates beside the vectors (`beside`), so that steps and prefixes also hold about their share of each.
 
 docs/how-it-works.md says why, RESULTS.md what it is worth.
 """
@@ -30,8 +26,8 @@ from numpy.typing import NDArray
 
 from heeler.herding import validate as check
 from heeler.herding.solver import Solution, solve
-from heeler.herding.steps import SWEEPS, Steps
-from heeler.herding.strata import stratified_order
+from heeler.herding.steps import SWEEPS, Steps, centre
+from heeler.herding.strata import beside
 from heeler.herding.validate import Array, IntArray
 
 ROUNDS = 2
@@ -46,11 +42,10 @@ def solve_batches(
     seed: Any = 0,
     shard_sizes: Sequence[int] | None = None,
     strata: IntArray | None = None,
-    portions: int = 1,
     seen: NDArray[np.bool_] | None = None,
     rounds: int = ROUNDS,
 ) -> Solution:
-    """A new order of all N examples in which every prefix and every step is balanced, with strata the end too.
+    """A new order of all N examples in which every prefix and every step is balanced.
 
     The same arguments give the same order; another seed gives another one that is as good.
 
@@ -59,40 +54,33 @@ def solve_batches(
         batch_size: examples per worker and step.
         seed: of the random order it starts from, and of who meets whom.
         shard_sizes: examples of each worker, side by side; None for one worker.
-        strata: (N,) codes, 0 or more; every step then holds its share of each, as in `stratified_order`.
-        portions: as in `stratified_order`.
+        strata: (N,) codes, 0 or more; every step then holds about its share of each.
         seen: (N,) which examples have a vector; the others count as the mean. All by default.
         rounds: of exchanges, at most.
 
     Returns:
-        The order with its bound; `bound_before` and `bound_random` are that of the random order it starts from,
-        which with strata is a stratified one.
+        The order with its bound, of which strata are a part; `bound_before` and `bound_random` are that of the random
+        order it starts from.
     """
     begun = time.perf_counter()
     floats = check.as_floats(vectors, "(N, K)")
     batch_size = check.check_positive(batch_size, "batch_size")
     shards = check.as_offsets(shard_sizes, len(floats))
-    portions = check.check_positive(portions, "portions")
-    if batch_size % portions:
-        raise ValueError(f"a batch of {batch_size} cannot be dealt out in {portions} equal portions")
     strata = None if strata is None else _checked_strata(strata, len(floats))
     seen = None if seen is None else _checked_seen(seen, len(floats))
+    if strata is not None:
+        _, scale = centre(floats, check.as_bits(floats), shards, seen)
+        floats = beside(floats, strata, 1 / scale)
     rng = np.random.default_rng(seed)
-    start = first_order(shards, batch_size, strata, portions, rng)
-    steps = Steps(floats, start, shards, batch_size, strata, seen)
-    before = steps.total
-    bound_random = steps.bound(np.arange(steps.count))
-    if strata is None:
-        steps.rearrange(_swept(floats, start, shards, batch_size, seen, rng))
-    else:
-        steps.rearrange(steps.expand(steps.herded(rng)))
+    start = np.concatenate([a + rng.permutation(b - a) for a, b in pairwise(shards.tolist())])
+    steps = Steps(floats, start, shards, batch_size, seen)
+    before, bound_random = steps.total, steps.bound()
+    steps.rearrange(_swept(floats, start, shards, batch_size, seen, rng))
     steps.level(rng)
-    done = steps.balance(rounds, rng, prefixes=strata is None)
-    order = np.arange(steps.count) if strata is None else steps.quieted(rng)
-    bound = steps.bound(order)
+    done = steps.balance(rounds, rng)
     seconds = time.perf_counter() - begun
     left = steps.total / before if before > 0 else 1.0
-    return Solution(steps.expand(order), bound_random, bound, bound_random, done, seconds, left)
+    return Solution(steps.order(), bound_random, steps.bound(), bound_random, done, seconds, left)
 
 
 def _checked_strata(strata: Any, examples: int) -> IntArray:
@@ -110,19 +98,6 @@ def _checked_seen(seen: Any, examples: int) -> NDArray[np.bool_]:
     if out.shape != (examples,) or out.dtype != np.bool_:
         raise ValueError(f"seen must be {examples} bools, one per example, got {out.dtype} of shape {out.shape}")
     return out
-
-
-def first_order(
-    shards: IntArray, batch_size: int, strata: IntArray | None, portions: int, rng: np.random.Generator
-) -> IntArray:
-    """(N,) a random order of each worker's own examples, stratified where strata are given."""
-    order = np.empty(shards[-1], np.int64)
-    for a, b in pairwise(shards.tolist()):
-        if strata is None:
-            order[a:b] = a + rng.permutation(b - a)
-        else:
-            order[a:b] = a + stratified_order(strata[a:b], batch_size, rng, portions)
-    return order
 
 
 def _swept(

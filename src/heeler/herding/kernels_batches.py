@@ -1,4 +1,4 @@
-"""The compiled loops of `batches`: exchange examples between steps, put steps in order. `reference` has plain twins.
+"""The compiled loops of `batches`: sum up steps, exchange examples between them. `reference` has plain twins.
 
 As in `kernels`, nothing here checks its input, half-precision rows are read as bits, and sums may be split over lanes.
 """
@@ -28,7 +28,7 @@ def _load(table, row, mean, scale, out):
 
 
 @njit(**_COMPILE)
-def step_sums(table, rows, cells, strata, offsets, means, scale, sums):
+def step_sums(table, rows, workers, offsets, means, scale, sums):
     """Σ (row − its worker's mean) × scale of each step into sums (T, K) float32."""
     row = np.empty(table.shape[1], np.float32)
     for t in range(offsets.size - 1):
@@ -37,7 +37,7 @@ def step_sums(table, rows, cells, strata, offsets, means, scale, sums):
         for i in range(offsets[t], offsets[t + 1]):
             if i + 4 < rows.size and rows[i + 4] >= 0:
                 _prefetch(table, rows[i + 4])
-            _load(table, rows[i], means[cells[i] // strata], scale, row)
+            _load(table, rows[i], means[workers[i]], scale, row)
             for k in range(row.size):
                 total[k] += row[k]
 
@@ -72,11 +72,11 @@ def _gram(x, count, out):
 
 
 @njit(**_COMPILE)
-def exchange(table, rows, cells, strata, offsets, means, scale, sums, pairs):
-    """Exchange examples of equal cell between the two steps of each pair (P, 2), as long as Σ ‖sum‖² falls.
+def exchange(table, rows, workers, offsets, means, scale, sums, pairs):
+    """Exchange a worker's examples between the two steps of each pair (P, 2), as long as Σ ‖sum‖² falls.
 
-    rows (N,) and cells (N,) lie step after step; rows is written, sums (T, K) is kept up to date. Exchanging x of step
-    u for y of step v makes D = sum_u − sum_v into D − 2 (x − y) and leaves sum_u + sum_v alone, so that
+    rows (N,) and workers (N,) lie step after step; rows is written, sums (T, K) is kept up to date. Exchanging x of
+    step u for y of step v makes D = sum_u − sum_v into D − 2 (x − y) and leaves sum_u + sum_v alone, so that
 
         ‖sum_u‖² + ‖sum_v‖²  changes by  2 (‖x − y‖² − ⟨D, x − y⟩).
 
@@ -103,7 +103,7 @@ def exchange(table, rows, cells, strata, offsets, means, scale, sums, pairs):
             for i in range(count):
                 if i + 4 < count and rows[place[i + 4]] >= 0:
                     _prefetch(table, rows[place[i + 4]])
-                _load(table, rows[place[i]], means[cells[place[i]] // strata], scale, x[i])
+                _load(table, rows[place[i]], means[workers[place[i]]], scale, x[i])
             for k in range(dim):
                 gap[k] = sum_u[k] - sum_v[k]
             for i in range(count):
@@ -122,7 +122,7 @@ def exchange(table, rows, cells, strata, offsets, means, scale, sums, pairs):
                     base = norms[a] - dots[a]
                     for b in range(many_u, count):
                         change = base + norms[b] + dots[b] - two * gram[a, b]
-                        if change < least and cells[place[b]] == cells[place[a]]:
+                        if change < least and workers[place[b]] == workers[place[a]]:
                             least, best = change, b
                     if best < 0:
                         continue
@@ -151,68 +151,3 @@ def _swap_rows(x, gram, norms, dots, a, b, count):
         gram[i, a], gram[i, b] = gram[i, b], gram[i, a]
     norms[a], norms[b] = norms[b], norms[a]
     dots[a], dots[b] = dots[b], dots[a]
-
-
-@njit(**_COMPILE)
-def settle(sums, order, fading, weights, prefixes, ends, jumps, slack):
-    """Exchange steps at nearby places so that the epoch ends quietly.
-
-    sums (T, K); order (T,) of steps is written; fading (H, T) float32: how much of the step at place t is left at the
-    epoch's end, at H rates of forgetting; weights (H,). The error that the epoch ends with is e_h = Σ_t fading[h, t]
-    sums[order[t]], and an exchange is made where it lowers Σ_h weights[h] ‖e_h‖² and the sum of squared prefixes stays
-    within `slack` times what it was. jumps (n, T): candidates, place t with place t + jumps[i, t]. prefixes (T, K) and
-    ends (H, K) are scratch.
-    """
-    count, dim, rates = order.size, sums.shape[1], weights.size
-    two, length = types.float32(2), 0.0
-    ends[:] = types.float32(0)
-    for t in range(count):
-        row = sums[order[t]]
-        for k in range(dim):
-            prefixes[t, k] = row[k] + (prefixes[t - 1, k] if t > 0 else types.float32(0))
-            length += prefixes[t, k] * prefixes[t, k]
-        for h in range(rates):
-            for k in range(dim):
-                ends[h, k] += fading[h, t] * row[k]
-    limit = slack * length
-    gap, path = np.empty(dim, np.float32), np.empty(dim, np.float32)
-    for i in range(jumps.shape[0]):
-        for s in range(count):
-            t = s + jumps[i, s]
-            if t >= count:
-                continue
-            first, second = sums[order[s]], sums[order[t]]
-            square = types.float32(0)
-            for k in range(dim):
-                gap[k] = second[k] - first[k]
-                square += gap[k] * gap[k]
-            change = types.float32(0)
-            for h in range(rates):
-                factor = fading[h, s] - fading[h, t]
-                if weights[h] * factor * factor < types.float32(1e-12):  # forgotten either way
-                    continue
-                dot = types.float32(0)
-                for k in range(dim):
-                    dot += ends[h, k] * gap[k]
-                change += weights[h] * factor * (two * dot + factor * square)
-            if change >= types.float32(0):
-                continue
-            path[:] = types.float32(0)
-            for place in range(s, t):
-                for k in range(dim):
-                    path[k] += prefixes[place, k]
-            dot = types.float32(0)
-            for k in range(dim):
-                dot += path[k] * gap[k]
-            longer = two * dot + (t - s) * square
-            if length + longer > limit:
-                continue
-            length += longer
-            for place in range(s, t):
-                for k in range(dim):
-                    prefixes[place, k] += gap[k]
-            for h in range(rates):
-                factor = fading[h, s] - fading[h, t]
-                for k in range(dim):
-                    ends[h, k] += factor * gap[k]
-            order[s], order[t] = order[t], order[s]

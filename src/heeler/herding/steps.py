@@ -1,4 +1,4 @@
-"""An epoch's steps: what their examples add up to, exchanges between them, and the order in which they come.
+"""An epoch's steps: what their examples add up to, and exchanges between them.
 
 `heeler.herding.batches` says what they are for, docs/how-it-works.md why.
 """
@@ -32,12 +32,6 @@ PROGRESS = 0.97
 the rounds would end with the first."""
 LEVELS = 4
 """Times that examples are exchanged between steps of different size."""
-SLACK = 1.1
-"""How much longer the squared prefixes may get for a quiet end."""
-JUMP = 64
-"""How far apart steps are that change places for it."""
-OFFERS = 48
-"""How often each step is offered to change places."""
 THREADS = 4
 """That exchange examples, at most; and no more than half of the process's cores, for training has the others."""
 _SAMPLE = 1024
@@ -55,7 +49,6 @@ class Steps:
         start: IntArray,
         shards: IntArray,
         batch_size: int,
-        strata: IntArray | None,
         seen: NDArray[np.bool_] | None,
     ) -> None:
         from heeler.herding import kernels_batches
@@ -67,25 +60,24 @@ class Steps:
         step = (np.arange(start.size) - np.repeat(shards[:-1], sizes)) // batch_size
         self._places = np.argsort(step, kind="stable")  # where in the workers' lists side by side each place lies
         self._offsets = np.append(0, np.cumsum(np.bincount(step)))
-        self._strata = 1 if strata is None else int(strata.max(initial=0)) + 1
-        self._cell_of = worker * self._strata + (0 if strata is None else strata)
+        self._worker_of = worker
         self._row_of = np.arange(start.size) if seen is None else np.where(seen, 0, -1) ^ np.arange(start.size)
-        self._rows, self._cells = np.empty_like(start), np.empty_like(start)
+        self._rows, self._workers = np.empty_like(start), np.empty_like(start)
         # Where a worker's full steps end, and where its last one does. Steps between two such ends are of one kind, the
         # same workers with as many examples each: they may change places.
         self._ends = np.unique(np.concatenate([[0], sizes // batch_size, -(-sizes // batch_size)]))
 
         self._table = check.as_bits(floats)
-        self._means, self._scale = _centre(floats, self._table, shards, seen)
+        self._means, self._scale = centre(floats, self._table, shards, seen)
         self._sums = check.aligned(self.count, dim, dtype=np.float32)
-        fixed = (self._cells, self._strata, self._offsets, self._means, self._scale)
+        fixed = (self._workers, self._offsets, self._means, self._scale)
         self._arguments = (self._table, self._rows, *fixed, self._sums)
         self.rearrange(start)
 
     def rearrange(self, order: IntArray) -> None:
         """Fill the steps from an order (N,) of the workers' examples, side by side."""
         examples = order[self._places]
-        self._rows[:], self._cells[:] = self._row_of[examples], self._cell_of[examples]
+        self._rows[:], self._workers[:] = self._row_of[examples], self._worker_of[examples]
         self._kernels.step_sums(*self._arguments)
 
     @property
@@ -114,8 +106,8 @@ class Steps:
                 for size in [min(_SAMPLE, self._offsets[b] - self._offsets[a])]
             ]
             offsets, places = np.append(0, np.cumsum([own.size for own in some])), np.concatenate(some)
-            rows, cells = self._rows[places], self._cells[places]
-            fixed = (self._table, rows, cells, self._strata, offsets, self._means, self._scale)
+            rows, workers = self._rows[places], self._workers[places]
+            fixed = (self._table, rows, workers, offsets, self._means, self._scale)
             self._kernels.exchange(*fixed, totals, _pairs(0, len(kinds), rng))
             moved = places[rows != self._rows[places]]
             self._rows[places] = rows
@@ -126,19 +118,18 @@ class Steps:
         sizes, sums = np.diff(self._offsets)[steps], check.aligned(steps.size, self._sums.shape[1], dtype=np.float32)
         offsets = np.append(0, np.cumsum(sizes))
         places = np.repeat(self._offsets[steps] - offsets[:-1], sizes) + np.arange(offsets[-1])
-        fixed = (self._strata, offsets, self._means, self._scale)
-        self._kernels.step_sums(self._table, self._rows[places], self._cells[places], *fixed, sums)
+        fixed = (offsets, self._means, self._scale)
+        self._kernels.step_sums(self._table, self._rows[places], self._workers[places], *fixed, sums)
         self._sums[steps] = sums
 
-    def balance(self, rounds: int, rng: np.random.Generator, *, prefixes: bool) -> int:
+    def balance(self, rounds: int, rng: np.random.Generator) -> int:
         """Exchange examples between near steps of a kind as long as that helps; returns the rounds done.
 
         What falls is Σ_t ‖prefix_t‖² + λ Σ_t ‖sum_t‖², where λ = SHARE · Σ ‖prefix‖² / Σ ‖sum‖² of the order at first.
-        prefixes: whether they count at all; not where steps change places afterwards.
         """
         if np.diff(self._ends).max() < 2 or np.diff(self._offsets).max() < 2 or self.total == 0:
             return 0
-        weight = SHARE * self._squared_prefixes() / self.total if prefixes else math.inf
+        weight = SHARE * self._squared_prefixes() / self.total
         left, done = self._norms(), 0
         while done < rounds:
             for distance in range(1, NEAR + 1):
@@ -161,12 +152,10 @@ class Steps:
         D′ = 2 (λD + Q) / (2λ + distance), and D′ then by −2 (x − y), as D does: what the kernel does with D, given D′.
         """
         first, second = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
-        half = (self._sums[first] - self._sums[second]) / 2
-        if weight < math.inf:
-            prefixes, weight = np.cumsum(self._sums, axis=0, dtype=np.float64), exact_weight(weight, distance)
-            half *= 2 * weight / (2 * weight + distance)
-            for t in range(distance):
-                half += prefixes[first + t] / (2 * weight + distance)
+        prefixes, weight = np.cumsum(self._sums, axis=0, dtype=np.float64), exact_weight(weight, distance)
+        half = (self._sums[first] - self._sums[second]) * (weight / (2 * weight + distance))
+        for t in range(distance):
+            half += prefixes[first + t] / (2 * weight + distance)
         ends = check.aligned(self.count, half.shape[1], dtype=np.float32)
         ends[first], ends[second] = half, -half
         _at_once(lambda part: self._kernels.exchange(*self._arguments[:-1], ends, part), np.ascontiguousarray(pairs))
@@ -176,44 +165,25 @@ class Steps:
 
     def _squared_prefixes(self) -> float:
         """Σ_t ‖prefix_t‖², in units of the scale."""
-        return float((self.bound(np.arange(self.count)) * self._scale) ** 2 * self.count)
+        return float((self.bound() * self._scale) ** 2 * self.count)
 
     def _norms(self) -> float:
         """Σ_t ‖sum_t‖."""
         return float(np.sqrt(np.einsum("tk,tk->t", self._sums, self._sums)).sum(dtype=np.float64))
 
-    def herded(self, rng: np.random.Generator) -> IntArray:
-        """(T,) an order of the steps in which prefixes are short."""
-        return self._by_kind(lambda sums: herded(sums, rng))
-
-    def quieted(self, rng: np.random.Generator) -> IntArray:
-        """(T,) an order of the steps, near to the present one, with a quiet end."""
-        return self._by_kind(lambda sums: quieted(sums, np.arange(len(sums)), rng))
-
-    def _by_kind(self, ordered: Callable[[NDArray[np.float32]], IntArray]) -> IntArray:
-        order = np.arange(self.count)
-        for a, b in pairwise(self._ends.tolist()):
-            if b - a > 2:
-                order[a:b] = a + ordered(self._sums[a:b])
-        return order
-
-    def bound(self, order: IntArray) -> float:
+    def bound(self) -> float:
         """Root mean square of the prefixes' norms."""
         prefix, squares = np.zeros(self._sums.shape[1]), 0.0
-        for part in np.array_split(order, -(-self.count // _CHUNK)):
-            prefixes = prefix + np.cumsum(self._sums[part], axis=0, dtype=np.float64)
+        for first in range(0, self.count, _CHUNK):
+            prefixes = prefix + np.cumsum(self._sums[first : first + _CHUNK], axis=0, dtype=np.float64)
             squares += float(np.einsum("tk,tk->", prefixes, prefixes))
             prefix = prefixes[-1]
         return math.sqrt(squares / self.count) / self._scale
 
-    def expand(self, order: IntArray) -> IntArray:
-        """(N,) the examples, workers' lists side by side, steps in the given order."""
-        rows = np.where(self._rows >= 0, self._rows, -1 - self._rows)
-        # Steps that change places have the same places for each worker, so that places are filled in order.
-        sizes = np.diff(self._offsets)[order]
-        taken = np.repeat(self._offsets[order] - np.append(0, np.cumsum(sizes)[:-1]), sizes) + np.arange(rows.size)
-        out = np.empty_like(rows)
-        out[self._places] = rows[taken]
+    def order(self) -> IntArray:
+        """(N,) the examples, workers' lists side by side."""
+        out = np.empty_like(self._rows)
+        out[self._places] = np.where(self._rows >= 0, self._rows, -1 - self._rows)
         return out
 
 
@@ -245,7 +215,7 @@ def _pairs(a: int, b: int, rng: np.random.Generator) -> IntArray:
     return (a + rng.permutation(b - a)[: (b - a) // 2 * 2]).reshape(-1, 2)
 
 
-def _centre(
+def centre(
     floats: Array, table: Array, shards: IntArray, seen: NDArray[np.bool_] | None
 ) -> tuple[NDArray[np.float64], float]:
     """Each worker's mean (n, K) over its examples that are seen, and a power of two that makes vectors about 1 long.
@@ -278,17 +248,3 @@ def herded(sums: NDArray[np.float32], rng: np.random.Generator) -> IntArray:
     if not centred.any():
         return rng.permutation(count)
     return solve(centred, rng.permutation(count), sweeps=SWEEPS, seed=int(rng.integers(2**32))).order
-
-
-def quieted(sums: NDArray[np.float32], order: IntArray, rng: np.random.Generator) -> IntArray:
-    """The order with nearby steps exchanged, so that little is left over at the epoch's end at any time scale."""
-    from heeler.herding import kernels_batches
-
-    count, dim = sums.shape
-    scales = 2.0 ** np.arange(int(math.log2(count)) + 1)
-    fading = ((1 - 1 / scales[:, None]) ** np.arange(count - 1, -1, -1)).astype(np.float32)
-    jumps = rng.integers(1, min(JUMP, count - 1), size=(OFFERS, count), dtype=np.uint8, endpoint=True)
-    order = order.copy()
-    scratch = np.empty((count, dim), np.float32), np.empty((scales.size, dim), np.float32)
-    kernels_batches.settle(sums, order, fading, (1 / scales).astype(np.float32), *scratch, jumps, SLACK)
-    return order

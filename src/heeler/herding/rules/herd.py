@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from heeler.herding.batches import first_order, solve_batches
+from heeler.herding.batches import solve_batches
 from heeler.herding.rules.tabled import TabledRule
 from heeler.herding.solver import Solution
+from heeler.herding.strata import stratified_shards
 from heeler.herding.validate import IntArray
 
 
 class Herd(TabledRule):
     """The newest vector of every example in a table, solved between epochs: `solve_batches`.
 
-    Every step's examples balance each other, and so does every prefix of the epoch. With strata every step also holds
-    its share of each, as in the rule `stratified`. The solve takes the time; the kernels let go of the GIL, so it can
-    run in a thread. An example without a vector counts as the mean.
+    Every step's examples balance each other, and so does every prefix of the epoch. With strata the first epoch, which
+    has no vectors to go by, is that of the rule `stratified`, and later every step holds about its share of each. The
+    solve takes the time; the kernels let go of the GIL, so it can run in a thread. An example without a vector counts
+    as the mean.
 
     A solve starts from a new random order, not from the last one. The result is as good, and an order that is like the
     one before is not: networks that memorize fit the examples worse when they come in the same order again
     (RESULTS.md, LeNet and GPT: above random's loss with one order for up to 8 epochs, level with it or below with new
     ones).
-
-    Args:
-        first: the first epoch, which has no vectors to go by: "random", or "stratified" where there are strata.
     """
 
     coordinates_shards = True
@@ -33,26 +32,14 @@ class Herd(TabledRule):
     uses_strata = True
     _state = (*TabledRule._state, "_seed")
 
-    def __init__(
-        self,
-        examples: int,
-        dim: int | None = None,
-        *,
-        first: Literal["random", "stratified"] = "random",
-        strata_as: str = "steps",
-        **common: Any,
-    ) -> None:
-        if first not in ("random", "stratified"):
-            raise ValueError(f'first must be "random" or "stratified", got {first!r}')
-        self._first = first
-        self._strata_as = strata_as
+    def __init__(self, examples: int, dim: int | None = None, **common: Any) -> None:
         super().__init__(examples, dim, **common)
         self._seed = common.get("seed", 0)
 
     def _first_order(self) -> IntArray:
-        if self._first == "stratified" and self.strata is not None:
-            return first_order(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
-        return self._shuffled()
+        if self.strata is None:
+            return self._shuffled()
+        return stratified_shards(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
 
     def warm_up(self) -> None:
         """Loading takes a second, compiling, once per machine, some ten."""
@@ -76,38 +63,21 @@ class Herd(TabledRule):
         return solution._replace(bound_before=before, bound_after=after, bound_random=random)
 
     def _solve(self, rng: np.random.Generator) -> Solution:
-        if self._strata_as != "steps" and self.strata is not None:
-            rows = np.asarray(self.table.rows, np.float32)
-            if self._strata_as.startswith("coordinates"):
-                share = float(self._strata_as.split(":")[1])
-                hot = np.eye(int(self.strata.max()) + 1, dtype=np.float32)[self.strata]
-                hot -= hot.mean(0)
-                spread = np.square(rows[self.table.seen] - rows[self.table.seen].mean(0)).sum(1).mean()
-                weight = np.sqrt(share * spread / np.square(hot).sum(1).mean())
-                rows = np.concatenate((rows, weight * hot), axis=1)
-            return solve_batches(
-                rows,
-                batch_size=self.batch_size,
-                seed=rng,
-                shard_sizes=np.diff(self.offsets).tolist(),
-                portions=self.portions,
-                seen=self.table.seen,
-            )
         return solve_batches(
             self.table.rows,
             batch_size=self.batch_size,
             seed=rng,
             shard_sizes=np.diff(self.offsets).tolist(),
             strata=self.strata,
-            portions=self.portions,
             seen=self.table.seen,
         )
 
     def commit(self, solution: Solution | None) -> IntArray:
         """Make a solution the next epoch's order, and close the epoch."""
         self.last_solution = solution
-        placed = np.empty(0, np.int64) if solution is None else solution.order
-        return self._turn_to(self._with_unseen(self._by_worker(placed)))
+        if solution is None:
+            return self._turn_to(self._first_order())
+        return self._turn_to(self._with_unseen(self._by_worker(solution.order)))
 
     def next_order(self) -> IntArray:
         return self.commit(self.solve())

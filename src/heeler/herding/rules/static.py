@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from heeler.herding import validate as check
-from heeler.herding.batches import first_order
 from heeler.herding.rules.base import BaseRule
+from heeler.herding.strata import stratified_shards
 from heeler.herding.validate import IntArray
 
 
@@ -47,7 +47,7 @@ class Stratified(StaticRule):
         return self._close()
 
     def _close(self) -> IntArray:
-        return first_order(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
+        return stratified_shards(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
 
 
 class Once(StaticRule):
