@@ -26,6 +26,8 @@ RECENT = 4
 AHEAD = 256
 """And of these at most so many: the oldest."""
 
+NOT_RECORDED = "its epoch began as one without sketches, so nobody noted which examples its batches held"
+
 Ids = Callable[[Any], Any]
 
 
@@ -33,9 +35,13 @@ class Cursors:
     """One epoch over `indices`, (length,), that begins at `start` (0, unless resumed).
 
     ids: tells the numbers of a batch's examples from the batch, where the user knows better.
+    records: whether sketches will be filed in this epoch. If not, batches are counted as they are handed out, which is
+    all that positions need: nobody asks what is in them, and nothing keeps their tensors.
     """
 
-    def __init__(self, indices: Order, batch_size: int, start: int = 0, ids: Ids | None = None) -> None:
+    def __init__(
+        self, indices: Order, batch_size: int, start: int = 0, ids: Ids | None = None, *, records: bool = True
+    ) -> None:
         self.indices, self.length, self.start = indices, len(indices), start
         self.trained = start
         self.forwards = 0
@@ -46,7 +52,8 @@ class Cursors:
         """The batches that a pass may be about, oldest first."""
         self.batches = 0
         """How many were handed out."""
-        self.uncertain: list[str] = []
+        self.records = records
+        self.uncertain: list[str] = [] if records else [NOT_RECORDED]
         """Why some batches' examples are not known, once per cause."""
         self.claimed = start
         self.doubtful: list[slice] = []
@@ -69,10 +76,10 @@ class Cursors:
 
     def draw(self) -> Iterator[Iterator[int]]:
         """Yield `indices[start:]` as Python integers, in iterators over a stretch each."""
-        self._loader = find_loader(self._hand_out, lambda: self.drawn)
+        self._loader = find_loader(self._hand_out if self.records else self._count_out, lambda: self.drawn)
         if self._loader is not None:
             self._batch_size = self._loader.batch_size or self._batch_size
-            if self._ids is None:
+            if self._ids is None and self.records:
                 self._verdict = collate_verdict(self.indices[self.start : self.start + self._batch_size].tolist())
             dropped = (self.length - self.start) % self._batch_size if self._loader.drops_last else 0
             self._last = self.length - dropped
@@ -98,8 +105,8 @@ class Cursors:
 
     @property
     def sees_batches(self) -> bool:
-        """Whether the loader's batches are seen as they are handed out."""
-        return self._loader is not None and self.batches > 0
+        """Whether the loader's batches are seen, and noted, as they are handed out."""
+        return self.records and self._loader is not None and self.batches > 0
 
     def _hand_out(self, numbers: list[int] | None, data: Any) -> None:
         """The loader gives the loop a batch."""
@@ -136,6 +143,12 @@ class Cursors:
             self.recent.popleft()
         if len(self.recent) < AHEAD:
             self.recent.append(batch)
+        self.batches += 1
+
+    def _count_out(self, numbers: list[int] | None, data: Any) -> None:
+        """The same where nothing will be filed: how many, in every step of most epochs, so as little as can be."""
+        size = self._rows_of(data) if numbers is None else len(numbers)
+        self._given = min(self._given + size, self.length)
         self.batches += 1
 
     def _rows_of(self, data: Any) -> int:

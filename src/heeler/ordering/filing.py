@@ -101,15 +101,6 @@ class Filing:
                 stamp.prints, stamp.dtype = sample(inputs), inputs.dtype
         return stamp
 
-    def is_foreign(self, cursors: Cursors, inputs: Tensor | None) -> bool:
-        """Whether a forward that is only counted is known to be about something else than the loader's batches."""
-        if not self._knows or inputs is None or inputs.is_cuda or not cursors.sees_batches or not inputs.ndim:
-            return False
-        recent = cursors.likely()
-        if same_memory(inputs, recent) is not None:
-            return False
-        return same_rows(_as_float(sample(inputs)), inputs.dtype, recent) is None
-
     # After the backward
 
     def advance(self, stamp: Stamp) -> None:

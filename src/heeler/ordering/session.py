@@ -51,14 +51,14 @@ class Session:
         """This worker's indices in the current epoch: of its dataset, as are all numbers here but the planner's."""
         self.ids: Ids | None = None
         """Tells the numbers of a batch's examples, where the user knows better than the loader."""
+        self._source: SketchSource | None = None
+        self._sketches_began = 0
         self.cursors = self._cursors()
         self.filing = Filing()
         self._full_length = len(self.indices)
-        self._sketches_began = 0
         self._told = False
         self._version = 0
         self._left: Cursors | None = None
-        self._source: SketchSource | None = None
         self._resumed: Literal["", "in the middle", "at the end"] = ""
         self._asked_epoch: int | None = None
 
@@ -158,7 +158,7 @@ class Session:
 
     def forward_counted(self, rows: int | None, inputs: Tensor | None) -> None:
         """A forward that nobody sketches: how far the loop has come still matters."""
-        if not self.filing.is_naming and not self.filing.is_foreign(self.cursors, inputs):
+        if not self.filing.is_naming:
             handed_out = self.cursors.handed_out
             self.cursors.advance(handed_out if rows is None else rows, handed_out)
             self._start_early(sketched=False)
@@ -355,7 +355,8 @@ class Session:
         self._sketches_began = self.epoch  # whatever there is, it is not of the epochs before this one
 
     def _cursors(self, start: int = 0) -> Cursors:
-        return Cursors(self.indices, self.setup.batch_size, start, self.ids)
+        records = self._source is not None and self.takes_sketches
+        return Cursors(self.indices, self.setup.batch_size, start, self.ids, records=records)
 
     # State and numbers
 

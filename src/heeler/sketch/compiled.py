@@ -179,7 +179,8 @@ class _Before(ModelHook):
         if not rows:
             return
         if not recorder.sketching:
-            recorder.count(module._orig_mod, rows, found)
+            # As an attribute it would be searched for, in Python.
+            recorder.count(module._modules["_orig_mod"], rows, found)
         else:
             if recorder.checks.untested:
                 recorder.checks.test_layouts(module._orig_mod, args, kwargs, found, rows)

@@ -48,17 +48,15 @@ class BeginHook(ModelHook):
             self._lose(batch)
             return
         recorder.lost = False
-        shapes = [] if found is None else [found.shape]
-        device = recorder.device if found is None else found.device
-        if recorder.sketching:
-            if device != recorder.device:
-                recorder.move(device)
-            if recorder.checks.untested:
-                recorder.checks.test_layouts(module, args, kwargs, found, batch)
-            recorder.open(module, batch, shapes, found)
-        else:
+        if not recorder.sketching:
             recorder.current = None
             recorder.count(module, batch, found)
+            return
+        if found is not None and found.device != recorder.device:
+            recorder.move(found.device)
+        if recorder.checks.untested:
+            recorder.checks.test_layouts(module, args, kwargs, found, batch)
+        recorder.open(module, batch, [] if found is None else [found.shape], found)
 
     def _begin_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The same where the compiler traces it together with the forward, for the tapped variant."""
