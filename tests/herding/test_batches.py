@@ -318,6 +318,13 @@ def test_exchange_is_its_plain_twin(table, workers, unseen, data):
     np.testing.assert_array_equal(sums, [exact[rows[:size]].sum(axis=0) / 2, exact[rows[size:]].sum(axis=0) / 2])
 
 
+def test_prefixes_are_cumulative_sums_bit_for_bit():
+    sums, start = normal(300, 7), np.arange(7.0)
+    out = np.empty((300, 7))
+    kernels_batches.prefixes(sums, start, out)
+    np.testing.assert_array_equal(out, np.cumsum(np.vstack([start, sums]), axis=0, dtype=np.float64)[1:])
+
+
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = np.random.default_rng(0).standard_normal((640, 8)).astype(np.float32)
     alone = solve_batches(vectors, batch_size=16).order

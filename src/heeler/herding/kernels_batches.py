@@ -43,6 +43,14 @@ def step_sums(table, rows, workers, offsets, means, scale, sums):
 
 
 @njit(**_COMPILE)
+def prefixes(sums, start, out):
+    """out[t] = start + Σ_{s ≤ t} sums[s] in float64, (T, K): `numpy.cumsum` down the rows takes many times as long."""
+    for t in range(sums.shape[0]):
+        for k in range(sums.shape[1]):
+            out[t, k] = (start[k] if t == 0 else out[t - 1, k]) + sums[t, k]
+
+
+@njit(**_COMPILE)
 def _gram(x, count, out):
     """out[i, j] = ⟨x_i, x_j⟩ of the first `count` rows, by blocks of two rows and four."""
     dim = x.shape[1]

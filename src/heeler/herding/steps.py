@@ -152,7 +152,7 @@ class Steps:
         D′ = 2 (λD + Q) / (2λ + distance), and D′ then by −2 (x − y), as D does: what the kernel does with D, given D′.
         """
         first, second = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
-        prefixes, weight = np.cumsum(self._sums, axis=0, dtype=np.float64), exact_weight(weight, distance)
+        prefixes, weight = self._prefixes(0, self.count, np.zeros(self._sums.shape[1])), exact_weight(weight, distance)
         half = (self._sums[first] - self._sums[second]) * (weight / (2 * weight + distance))
         for t in range(distance):
             half += prefixes[first + t] / (2 * weight + distance)
@@ -162,6 +162,12 @@ class Steps:
         change = ends[first] - half
         self._sums[first] += change
         self._sums[second] -= change
+
+    def _prefixes(self, a: int, b: int, before: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(b - a, K) the sums of all steps up to each from a to below b; `before` is that of the steps before a."""
+        out = np.empty((b - a, self._sums.shape[1]))
+        self._kernels.prefixes(self._sums[a:b], before, out)
+        return out
 
     def _squared_prefixes(self) -> float:
         """Σ_t ‖prefix_t‖², in units of the scale."""
@@ -175,7 +181,7 @@ class Steps:
         """Root mean square of the prefixes' norms."""
         prefix, squares = np.zeros(self._sums.shape[1]), 0.0
         for first in range(0, self.count, _CHUNK):
-            prefixes = prefix + np.cumsum(self._sums[first : first + _CHUNK], axis=0, dtype=np.float64)
+            prefixes = self._prefixes(first, min(first + _CHUNK, self.count), prefix)
             squares += float(np.einsum("tk,tk->", prefixes, prefixes))
             prefix = prefixes[-1]
         return math.sqrt(squares / self.count) / self._scale
