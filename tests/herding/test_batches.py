@@ -50,10 +50,11 @@ def test_every_example_comes_once_and_stays_with_its_worker(sizes, data, batch_s
     seen = data.draw(st.sampled_from([None, np.random.default_rng(seed).random(len(table)) < 0.6]))
     if seen is not None:
         table[~seen] = np.nan  # never read
-    got = solve_batches(table, batch_size=batch_size, seed=seed, shard_sizes=sizes, seen=seen)
+    strata = data.draw(st.sampled_from([None, np.random.default_rng(seed).integers(0, 3, len(table))]))
+    got = solve_batches(table, batch_size=batch_size, seed=seed, shard_sizes=sizes, seen=seen, strata=strata)
     for own, (a, b) in zip(split(got.order, sizes), pairwise(np.append(0, np.cumsum(sizes))), strict=True):
         np.testing.assert_array_equal(np.sort(own), np.arange(a, b))
-    if seen is None:
+    if seen is None and strata is None:
         after = parallel_herding_bound(table, got.order, shard_sizes=sizes, batch_size=batch_size).rms
         assert after == pytest.approx(got.bound_after, rel=1e-4, abs=1e-5)
 
