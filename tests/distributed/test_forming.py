@@ -220,6 +220,6 @@ def test_samplers_are_freed_with_their_groups() -> None:
         return counts
 
     for counts in run_ranks(2, made_and_dropped):
-        files, threads = np.array(counts).T
-        assert files[-1] <= files[1] + 3
-        assert threads[-1] <= threads[1] + 2
+        early, late = np.array(counts)[1:5].min(axis=0), np.array(counts)[-4:].min(axis=0)  # some close a little later
+        assert late[0] <= early[0] + 3, "files"
+        assert late[1] <= early[1] + 2, "threads"
