@@ -126,6 +126,18 @@ def test_steps_without_some_workers_add_up_to_little(sizes):
     assert np.mean(bounds) < 0.5
 
 
+def test_steps_of_every_size_add_up_to_little():
+    """Without `level`, 0.075: what the steps of one size have in excess stays, for only they exchange examples."""
+    sizes, bounds = [600, 650, 811], []
+    for seed in range(6):
+        lengths = np.exp(normal(sum(sizes), 1, seed=seed))
+        got = solve_batches(
+            normal(sum(sizes), 8, seed=100 + seed) * lengths, batch_size=16, shard_sizes=sizes, seed=seed
+        )
+        bounds.append(got.bound_after / got.bound_random)
+    assert np.mean(bounds) < 0.055
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("kinds", [2, 10])
 def test_steps_hold_about_their_share_of_each_stratum(kinds, dtype):

@@ -8,7 +8,8 @@ Within a step gradients are averaged, so what a step does wrong is the sum of it
    it is the sum over all workers that is balanced. The examples with small gradients, with which sweeps end an epoch,
    stay there.
    Where steps differ in size, those of each size are first made to add up to about nothing by themselves, since only
-   steps of one size can change places later.
+   steps of one size exchange examples.
+
 Strata are coordinates beside the vectors (`beside`), so that steps and prefixes also hold about their share of each.
 
 docs/how-it-works.md says why, RESULTS.md what it is worth.

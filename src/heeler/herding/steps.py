@@ -60,11 +60,11 @@ class Steps:
         step = (np.arange(start.size) - np.repeat(shards[:-1], sizes)) // batch_size
         self._places = np.argsort(step, kind="stable")  # where in the workers' lists side by side each place lies
         self._offsets = np.append(0, np.cumsum(np.bincount(step)))
-        self._worker_of = worker
+        self._workers = worker[self._places]  # of each place: examples only change places with their worker's own
         self._row_of = np.arange(start.size) if seen is None else np.where(seen, 0, -1) ^ np.arange(start.size)
-        self._rows, self._workers = np.empty_like(start), np.empty_like(start)
+        self._rows = np.empty_like(start)
         # Where a worker's full steps end, and where its last one does. Steps between two such ends are of one kind, the
-        # same workers with as many examples each: they may change places.
+        # same workers with as many examples each: these exchange examples.
         self._ends = np.unique(np.concatenate([[0], sizes // batch_size, -(-sizes // batch_size)]))
 
         self._table = check.as_bits(floats)
@@ -76,8 +76,7 @@ class Steps:
 
     def rearrange(self, order: IntArray) -> None:
         """Fill the steps from an order (N,) of the workers' examples, side by side."""
-        examples = order[self._places]
-        self._rows[:], self._workers[:] = self._row_of[examples], self._worker_of[examples]
+        self._rows[:] = self._row_of[order[self._places]]
         self._kernels.step_sums(*self._arguments)
 
     @property
