@@ -181,6 +181,14 @@ class Labelled:
         return 1000
 
 
+def test_strata_cost_a_copy_of_the_table_while_it_is_solved():
+    plain, known = (heeler.explain(LeNet(), Labelled(), 10, strata=s) for s in (None, Labelled.targets))
+    copied = known.needs.order_bytes - plain.needs.order_bytes
+    assert copied == plain.needs.table_bytes + 1000 * (2 * 10 - 1)
+    stratified = heeler.explain(LeNet(), Labelled(), 10, order="stratified", strata=Labelled.targets)
+    assert stratified.needs.order_bytes == plain.needs.order_bytes
+
+
 def test_labels_are_suggested_as_strata():
     def suggestions(dataset, **options):
         found = heeler.explain(LeNet(), dataset, 10, epochs=10, **options).findings
@@ -192,6 +200,9 @@ def test_labels_are_suggested_as_strata():
     assert not suggestions(1000)
     assert not suggestions(Labelled(), strata=Labelled.targets)
     assert not suggestions(Labelled(), order="random")
+    accelerate = pytest.importorskip("accelerate")
+    assert not suggestions(Labelled(), trainer=accelerate.Accelerator(cpu=True)), "which finds them by itself"
+    assert suggestions(Labelled(), trainer=accelerate.Accelerator(cpu=True), shards="local"), "but not here"
     with pytest.raises(ValueError, match="999 entries"):
         suggestions(Labelled(), strata=Labelled.targets[:999])
     with pytest.raises(ValueError, match="was given no strata"):

@@ -45,6 +45,13 @@ def test_nothing_is_looked_for_where_it_is_of_no_use(options: dict[str, Any], ca
     assert not said(caplog)
 
 
+def test_orders_of_two_levels_get_none(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr("heeler.integrations.loader.ONE_LEVEL", 45)
+    assert put_into(loader(shuffle=True)).strata is None
+    assert not said(caplog)
+    assert put_into(loader(shuffle=True), order="stratified").strata is not None
+
+
 def test_what_is_given_stands(caplog: Any) -> None:
     own = np.arange(46) % 2
     np.testing.assert_array_equal(put_into(loader(shuffle=True), strata=own).strata, own)

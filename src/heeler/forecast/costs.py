@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from heeler.herding import rule_class
 from heeler.herding.rules.blocks import default_block
+from heeler.herding.strata import COLUMNS
 from heeler.ordering.planner import EARLY_SIZE
 from heeler.ordering.refresh import sketched_epochs
 
@@ -45,12 +46,15 @@ class Needs:
     """From the second epoch on the solve runs in a thread, beside the epoch's last 3%."""
 
 
-def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = True) -> Needs:
+def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = True, strata: int = 0) -> Needs:
     """What a rule needs for `examples` in all, with sketches of `dim` numbers.
 
     dealt: one order is dealt out to all workers; False where each has a shard of its own.
+    strata: how many there are; a solve then has a copy of the table with their coordinates beside it.
     """
     rule = rule_class(order)
+    wide = dim + min(strata, COLUMNS)
+    copied = 2 * wide * examples if strata and rule.keeps_table else 0
     table = examples * (2 * dim + 1) if rule.keeps_table else 0
     checkpoint = table + 8 * examples
     if rule.needs_vectors and not rule.keeps_table:
@@ -62,9 +66,9 @@ def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = Tr
         per_example = (2 if rule.keeps_table else 4) * dim + 8  # sketch, its number, and its place in the next order
         worker = -(-examples // workers) * per_example
         leader = worker * (workers - 1)
-    solve = examples * dim / SOLVE_RATE if rule.solves_in_background else 0.0
+    solve = examples * wide / SOLVE_RATE if rule.solves_in_background else 0.0
     hidden = rule.solves_in_background and (workers > 1 or examples * dim >= EARLY_SIZE)
-    return Needs(table, ORDER_BYTES * examples, checkpoint, worker, leader, solve, hidden)
+    return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve, hidden)
 
 
 def two_level_needs(examples: int, dim: int, *, in_file: bool = False) -> Needs:

@@ -140,7 +140,14 @@ def explain(
     coverage = None if sketcher is None else sketcher.coverage
     numbers = (dim or default_dim(max(examples, 1))) if sketcher is None else sketcher.dim
     apart = shards == "local" and not rule.coordinates_shards  # every worker for itself
-    needs = costs.needs(order, own if apart else examples, numbers, 1 if apart else workers, dealt=shards == "global")
+    needs = costs.needs(
+        order,
+        own if apart else examples,
+        numbers,
+        1 if apart else workers,
+        dealt=shards == "global",
+        strata=0 if given is None else len(given.names),
+    )
     if setup.two_levels:
         needs = costs.two_level_needs(own, numbers)
     measured = None
@@ -171,7 +178,9 @@ def explain(
     )
     if examples:
         findings += checks.of_run(examples, batch_size, workers, epochs, shards)
-    if strata is None and rule.uses_strata and trainer is None:  # with one, the integration finds labels by itself
+    if (
+        strata is None and rule.uses_strata and (trainer is None or shards == "local")
+    ):  # else the integration finds them
         findings += checks.of_labels(dataset)
     if loader is not None:
         findings += checks.of_loader(loader, own, batch_size)
