@@ -17,6 +17,7 @@ from experiments.tuning import last
 def table(results: Sequence[Result]) -> str:
     """Of one problem: last training loss and test metric, mean ± standard deviation, and the seeds."""
     task = get_task(results[0].run.task)
+    keys = curve_quantity(task.name), task.metric
     lines: dict[str, list[Result]] = {}
     for result in results:
         lines.setdefault(result.run.name, []).append(result)
@@ -28,16 +29,11 @@ def table(results: Sequence[Result]) -> str:
         cells = [NAMES.get(line.name, line.name)]
         for epochs, lr in columns:
             runs = [r for r in lines[line.name] if (-r.run.epochs, r.run.lr) == (epochs, lr)]
-            ends = [_shown(runs, key) for key in (curve_quantity(task.name), task.metric)]
+            values = [{r.run.seed: last(r, key) for r in runs} for key in keys]
+            ends = [shown(key, own) for key, own in zip(keys, values, strict=True)]
             cells.append(f"{' / '.join(ends)} ({len(runs)})" if runs else "")
         rows.append(markdown_row(cells))
     return "\n".join(rows)
-
-
-def _shown(results: Sequence[Result], key: str) -> str:
-    """As in the table of best rates; one seed has no spread."""
-    text = shown(key, {r.run.seed: last(r, key) for r in results})
-    return text if len(results) > 1 else text.split(" ±")[0] + "%" * text.endswith("%")
 
 
 def by_name(file: str, source: Source) -> dict[str, str]:

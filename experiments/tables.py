@@ -61,10 +61,12 @@ def compact(value: float, digits: int) -> str:
 
 
 def spread_text(values: Floats) -> str:
-    """ "0.1029 ± 0.0006" of all seeds' values."""
+    """ "0.1029 ± 0.0006" of all seeds' values; one seed has no spread."""
     mean, spread = float(values.mean()), float(values.std(ddof=1)) if values.size > 1 else 0.0
     if not mean < float("inf"):
         return "diverged"
+    if values.size == 1:
+        return f"{mean:.4f}" if abs(mean) >= 0.01 else f"{mean:.1e}".replace("e-0", "e-")
     return f"{mean:.4f} ± {spread:.1g}" if abs(mean) >= 0.01 else short(mean, spread).replace("±", "± ")
 
 

@@ -145,7 +145,8 @@ def shown(key: str, values: dict[int, float]) -> str:
         return "–"
     numbers = np.array([*values.values()])
     if key.endswith("accuracy") and np.isfinite(numbers).all():
-        return f"{100 * numbers.mean():.2f} ± {100 * _deviation(numbers):.2f}%"
+        spread = f" ± {100 * _deviation(numbers):.2f}" if numbers.size > 1 else ""
+        return f"{100 * numbers.mean():.2f}{spread}%"
     return spread_text(numbers)
 
 
