@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -87,7 +88,7 @@ def of_labels(dataset: Any) -> Iterator[Finding]:
     if found is not None:
         labels, where = found
         yield note(
-            f"the dataset names {len(set(labels.tolist()))} labels, {where}, and no strata were given",
+            f"the dataset names {np.unique(labels).size} labels, {where}, and no strata were given",
             "try Sampler(..., strata=labels): every batch then gets about its share of each; and compare with "
             "order='stratified', which needs no gradients and costs nothing",
         )

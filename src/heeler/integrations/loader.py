@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch.utils.data import BatchSampler, RandomSampler
 from torch.utils.data import Sampler as TorchSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -74,7 +75,7 @@ def found_strata(dataset: Any, sampler_options: dict[str, Any]) -> dict[str, Any
     labels, where = found
     logging.getLogger("heeler").info(
         "strata: the %d labels in %s (strata=None leaves them out)",
-        len(set(labels.tolist())),
+        np.unique(labels).size,
         where,
     )
     return {"strata": labels}
