@@ -221,5 +221,5 @@ def test_samplers_are_freed_with_their_groups() -> None:
 
     for counts in run_ranks(2, made_and_dropped):
         early, late = np.array(counts)[1:5].min(axis=0), np.array(counts)[-4:].min(axis=0)  # some close a little later
-        assert late[0] <= early[0] + 3, "files"
+        assert late[0] <= early[0] + 8, "files"  # one group may still be held, not one per sampler: 5 files each
         assert late[1] <= early[1] + 2, "threads"
