@@ -285,7 +285,8 @@ def main() -> None:
         options.rounds, options.steps, options.batch, options.epochs, options.epoch_steps = 2, 2, 4, 5, HEAD + 2
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     machine = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    results: dict[str, Any] = {"machine": machine, "torch": torch.__version__, "tiny": options.tiny, "parts": []}
+    about = {"machine": machine, "torch": torch.__version__, "threads": torch.get_num_threads(), "tiny": options.tiny}
+    results: dict[str, Any] = {**about, "parts": []}
     for part in options.only or PARTS:
         say(f"{part} on {machine}")
         start = time.perf_counter()
