@@ -3,12 +3,14 @@
     python -m benchmarks.untapped_steps --turns 12
     python -m benchmarks.untapped_steps --turns 12 --compile       # the model is compiled
     python -m benchmarks.untapped_steps --solve 19200 850          # steps beside a solve of so many rows by columns
+    python -m benchmarks.untapped_steps --solve 19200 850 --threads 2   # PyTorch on as many cores as there are
 
-A linear model that is so small that a step is little but Python, on one thread. `loader` is the time until the loop has
-a batch, `model` that of forward, backward and SGD on one batch again and again, `both` that of a whole step. The order
-of the next epoch, which is found in a thread meanwhile, is waited for after the first step: what it costs is what
-`--solve` is for, mean microseconds per step and seconds per solve. Times are medians over a turn's steps, differences
-are those of one turn.
+A linear model that is so small that a step is little but Python, on one thread unless `--threads` says more. `loader`
+is the time until the loop has a batch, `model` that of forward, backward and SGD on one batch again and again, `both`
+that of a whole step. The order of the next epoch, which is found in a thread meanwhile, is waited for after the first
+step: what it costs is what `--solve` is for, mean microseconds per step and seconds per solve; these steps also copy a
+batch of 64 images, which PyTorch splits over its threads. Times are medians over a turn's steps, differences are those
+of one turn.
 """
 
 from __future__ import annotations
@@ -115,13 +117,14 @@ def measure(turns: int, steps: int, *, compile_it: bool) -> dict[str, Any]:
 def measure_beside_solve(turns: int, examples: int, dim: int) -> dict[str, Any]:
     """What a plain step takes alone and beside a solve in a thread, and the solve alone and beside steps."""
     data = random_data(1)
-    loop, batch = Loop(data, RandomSampler(data)), tuple(data.tensors)
+    loop, batch, images = Loop(data, RandomSampler(data)), tuple(data.tensors), torch.randn(1024, 3, 32, 32)
     generator = np.random.default_rng(0)
     rows = (generator.standard_normal((examples, dim)) / np.arange(1, dim + 1)).astype(np.float16)
 
     def steps_until(done: Callable[[], bool]) -> float:
         begun, count = time.perf_counter(), 0
         while not done():
+            images.index_select(0, torch.randint(len(images), (BATCH,)))
             loop.step(*batch)
             count += 1
         return 1e6 * (time.perf_counter() - begun) / count
@@ -149,8 +152,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="per turn, more than 5")
     parser.add_argument("--compile", action="store_true", help="the model is compiled")
     parser.add_argument("--solve", type=int, nargs=2, metavar=("ROWS", "COLUMNS"), help="steps beside a solve instead")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     if options.solve:
         found = measure_beside_solve(options.turns, *options.solve)
     else:

@@ -1,6 +1,7 @@
 """What is said before a run, against what then happens."""
 
 import copy
+import dataclasses
 import json
 import tracemalloc
 
@@ -75,6 +76,17 @@ def test_a_measured_step_is_told_as_such():
     assert found.ratio == pytest.approx(found.timing.ratio + waits)
     assert "measured here" in str(found)
     assert "an estimate" in str(heeler.explain(LeNet(), 1000, 32))
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_solve_longer_than_what_it_runs_beside_is_waited_for(hidden):
+    found = heeler.explain(LeNet(), 1000, 10, epochs=30)
+    timing = Timing(10.0, 11.0, 1.1, 1.1, 1.1)  # an epoch of 100 steps: one second
+    for seconds, waits in [(0.02, 0.0 if hidden else 0.02), (0.5, 0.47 if hidden else 0.5)]:
+        needs = dataclasses.replace(found.needs, solve_seconds=seconds, hidden=hidden)
+        one = dataclasses.replace(found, timing=timing, needs=needs)
+        assert one.ratio == pytest.approx(1.1 + waits)
+        assert ("torch.set_num_threads" in str(one)) == (seconds > 0.05)
 
 
 def test_an_unsteady_measurement_is_told_as_such():

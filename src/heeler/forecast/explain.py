@@ -16,6 +16,7 @@ from heeler.forecast.timing import Timing
 from heeler.herding.strata import strata_of
 from heeler.herding.subset import Subset
 from heeler.ordering.distributed.ranks import find_ranks
+from heeler.ordering.planner import EARLY_FROM
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.setup import Setup, default_dim
 from heeler.sketch import Coverage, Sketcher
@@ -65,8 +66,9 @@ class Explanation:
         """An epoch in which sketches are taken over a plain one: measured where it was, with the wait at its end."""
         if self.timing is None:
             return self.estimated_ratio
-        waits = 0.0 if self.needs.hidden else self.needs.solve_seconds
-        return self.timing.ratio + waits / (self.steps * self.timing.plain_ms / 1e3)
+        epoch = self.steps * self.timing.plain_ms / 1e3
+        beside = (1 - EARLY_FROM) * epoch if self.needs.hidden else 0.0
+        return self.timing.ratio + max(self.needs.solve_seconds - beside, 0.0) / epoch
 
     @property
     def run_ratio(self) -> float | None:

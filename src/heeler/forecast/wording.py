@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 from heeler.forecast.costs import least_epochs, most_epochs
 from heeler.herding import rule_class
+from heeler.herding.steps import THREADS
 from heeler.ordering.refresh import sketched_epochs
 
 if TYPE_CHECKING:
     from heeler.forecast.explain import Explanation
 
 WIDTH = 110
+LONG_SOLVE = 0.05
+"""A solve is worth a word if it takes more than this share of an epoch."""
 MEASURED = (
     "How many epochs it saves depends on the task and cannot be told from here: measured were from 9 in 10 (logistic "
     "regression on mortgages) to none (GPT and LSTM on WikiText-2); see RESULTS.md."
@@ -83,6 +86,11 @@ def _time(found: Explanation) -> list[str]:
     if needs.solve_seconds:
         wait = "; from the second time on beside the epoch's last 3%" if needs.hidden else ""
         lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}{wait}")
+    if timing is not None and needs.solve_seconds > LONG_SOLVE * found.steps * timing.plain_ms / 1e3:
+        lines.append(
+            f"for every other epoch there is one too, beside its steps, on up to {THREADS} cores: leave some free "
+            "(torch.set_num_threads), for PyTorch's threads wait for one another"
+        )
     return lines or ["next to none"]
 
 
