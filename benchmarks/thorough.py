@@ -3,10 +3,12 @@
     python -m benchmarks.thorough --data DIR --out thorough.json
     python -m benchmarks.thorough --tasks digits,digits-mlp --seeds 2
 
-Each setting is (rounds at most, NEAR, SHARE) of `heeler.herding`; the first is the library's. Convex tasks are those of
-experiments/plan_files/15-convex.json, with their budgets: mean distance from the optimum. digits-mlp, a network, has
-its last training loss, without and with strata, at a constant rate of 0.3 and under a cosine from 0.6. Seconds are
-medians over a run's solves, one process at a time.
+Each setting is (rounds at most, NEAR, SHARE) of `heeler.herding`: that of commit 12dc915, the library's, and two that
+take longer. Convex tasks are those of experiments/plan_files/15-convex.json, with their budgets: mean distance from the
+optimum. digits-mlp, a network, has its last training loss, without and with strata, at a constant rate of 0.3 and under
+a cosine from 0.6. Seconds are medians over a run's solves. The task "shares" is no training: mean over steps of how far
+their counts of each class are from its share, in examples, with strata (2,048 × 8 numbers of very different length, 10
+classes, steps of 64).
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from experiments.folder import Folder
@@ -33,8 +36,15 @@ from heeler.herding.solver import Solution
 
 PLAN = Path("experiments/plan_files/15-convex.json")
 CONVEX = ("digits", "glue-cola", "glue")
-SETTINGS = ((batches.ROUNDS, steps.NEAR, steps.SHARE), (8, 2, 0.1), (8, 4, 0.3), (8, 4, 0.1))
-NETWORK = {"epochs": 20, "measure_every": 20, "workers": 1, "batch_size": 16, "shards": "global", "weight_decay": 1e-3}
+SETTINGS = ((2, 2, 0.3), (batches.ROUNDS, steps.NEAR, steps.SHARE), (8, 4, 0.3), (8, 4, 0.1))
+NETWORK: dict[str, Any] = {
+    "epochs": 20,
+    "measure_every": 20,
+    "workers": 1,
+    "batch_size": 16,
+    "shards": "global",
+    "weight_decay": 1e-3,
+}
 
 
 @contextmanager
@@ -47,16 +57,26 @@ def solving(rounds: int, near: int, share: float, taken: list[float]) -> Iterato
         taken.append(solution.seconds)
         return solution
 
-    herd.solve_batches, steps.NEAR, steps.SHARE = timed, near, share  # type: ignore[attr-defined]
+    herd.solve_batches, steps.NEAR, steps.SHARE = timed, near, share
     try:
         yield
     finally:
-        herd.solve_batches = solve  # type: ignore[attr-defined]
+        herd.solve_batches = solve
         steps.NEAR, steps.SHARE = kept
 
 
+def shares_off(seed: int) -> float:
+    """Of one order with strata, Σ_classes |count − share| per step."""
+    rng = np.random.default_rng(seed)
+    classes = rng.integers(0, 10, 2048)
+    rows = (rng.standard_normal((2048, 8)) * 2.0 ** rng.integers(-4, 4, (2048, 1))).astype(np.float32)
+    order = herd.solve_batches(rows, batch_size=64, strata=classes, seed=seed).order
+    counts = np.eye(10)[classes[order]].reshape(32, 64, 10).sum(axis=1)
+    return float(np.abs(counts - np.bincount(classes) / 32).sum(axis=1).mean())
+
+
 def lines(task: str) -> list[tuple[str, Run]]:
-    """What is run of a task, with seed 0."""
+    """What is run of a task, with seed 0; nothing of "shares"."""
     if task == "digits-mlp":
         changes = [("constant", 0.3), ("cosine", 0.6)]
         return [
@@ -68,13 +88,18 @@ def lines(task: str) -> list[tuple[str, Run]]:
     return [("own shards" if r.workers > 1 else "one worker", replace(r, measure_every=r.epochs)) for r in runs]
 
 
-def measure(run: Run, seeds: int, folder: Folder) -> list[dict[str, Any]]:
+def last_distance(run: Run, folder: Folder, seed: int) -> float:
+    """From the optimum, or a network's loss."""
+    *_, end, _ = train(replace(run, seed=seed), folder)
+    return float(end["suboptimality"] if "suboptimality" in end else end["train_loss"])
+
+
+def measure(of_seed: Callable[[int], float], seeds: int) -> list[dict[str, Any]]:
     found = []
     for setting in SETTINGS:
         taken: list[float] = []
         with solving(*setting, taken):
-            ends = [[*train(replace(run, seed=seed), folder)][-2] for seed in range(seeds)]
-        values = [end.get("suboptimality", end["train_loss"]) for end in ends]
+            values = [of_seed(seed) for seed in range(seeds)]
         error = statistics.stdev(values) if seeds > 1 else None
         shown = {"rounds": setting[0], "near": setting[1], "share": setting[2], "mean": statistics.mean(values)}
         found.append({**shown, "deviation": error, "values": values, "seconds": statistics.median(taken)})
@@ -85,17 +110,20 @@ def measure(run: Run, seeds: int, folder: Folder) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--tasks", default=",".join((*CONVEX, "digits-mlp")))
+    parser.add_argument("--tasks", default=",".join((*CONVEX, "digits-mlp", "shares")))
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     results = []
     for task in given.tasks.split(","):
-        for name, run in lines(task):
+        folder = Folder(given.data)
+        found: dict[str, Callable[[int], float]] = {"": shares_off} if task == "shares" else {}
+        found |= {name: partial(last_distance, run, folder) for name, run in lines(task)}
+        for name, of_seed in found.items():
             print(task, name, flush=True)
             seeds = min(given.seeds, 2) if task == "glue" else given.seeds  # a minute per run
-            results.append({"task": task, "line": name, "settings": measure(run, seeds, Folder(given.data))})
+            results.append({"task": task, "line": name, "settings": measure(of_seed, seeds)})
             if given.out is not None:
                 given.out.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -58,8 +58,11 @@ def main() -> None:
             continue
         begun = time.perf_counter()
         results.append(distance(run, Folder(given.data)))
-        print(f"{task}: {results[-1]['distance']:.3g} after {results[-1]['steps']} steps, "
-              f"{time.perf_counter() - begun:.0f} s", flush=True)
+        print(
+            f"{task}: {results[-1]['distance']:.3g} after {results[-1]['steps']} steps, "
+            f"{time.perf_counter() - begun:.0f} s",
+            flush=True,
+        )
         if given.out:
             given.out.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from heeler.herding import kernels_batches, parallel_herding_bound
 from heeler.herding import steps as steps_module
-from heeler.herding.batches import ROUNDS, solve_batches
+from heeler.herding.batches import solve_batches
 from heeler.herding.steps import NEAR, SHARE, Steps, exact_weight
 from heeler.herding.strata import stratified_order
 from tests.herding import reference
@@ -147,9 +147,10 @@ def test_steps_hold_about_their_share_of_each_stratum(kinds, dtype):
     plain, known = (solve_batches(table, batch_size=64, strata=codes) for codes in (None, strata))
     exact = shares_off(strata, stratified_order(strata, 64, rng), 64)
     assert shares_off(strata, known.order, 64) < 1.5 * exact + 0.5 < 0.5 * shares_off(strata, plain.order, 64)
-    balance = [imbalance(table, got.order, [2048], 64) for got in (plain, known)]
-    assert balance[1] < 2 * balance[0]
-    assert parallel_herding_bound(table, known.order, batch_size=64, shard_sizes=[2048]).rms < 2 * plain.bound_after
+    # Shares take something from the vectors' balance; what is left is far from chance.
+    assert imbalance(table, known.order, [2048], 64) < 0.02 * imbalance(table, rng.permutation(2048), [2048], 64)
+    bound = parallel_herding_bound(table, known.order, batch_size=64, shard_sizes=[2048]).rms
+    assert bound < 0.06 * plain.bound_random
 
 
 def test_workers_hold_their_shares_together():
@@ -194,7 +195,7 @@ def test_one_huge_vector_does_not_end_the_rounds():
     table = normal(1024, 4)
     table[77] *= 1000
     got = solve_batches(table, batch_size=16)
-    assert got.sweeps == ROUNDS
+    assert got.sweeps > 1
     assert got.bound_after < 0.7 * got.bound_random
 
 
@@ -227,7 +228,7 @@ def test_unseen_examples_come_in_the_first_half():
     order = solve_batches(table, batch_size=10, shard_sizes=sizes, seen=seen).order
     for own, a, b in zip(split(order, sizes), (0, 500), (500, 1000), strict=True):
         places = np.flatnonzero(~seen[own])
-        assert places.max() < (b - a) // 2 + 10 * 2 * NEAR * ROUNDS  # as far as exchanges may take them
+        assert places.max() < (b - a) // 2 + 10 * 4 * NEAR  # exchanges take some of them a little further
         assert abs(places.mean() / (b - a) - 0.25) < 0.06
         assert sorted(own) == list(range(a, b))
     few = rng.random(1000) < 0.2  # more than a half fills up from the front

@@ -230,7 +230,7 @@ class TestRule:
         one = solve_batches(vectors, batch_size=16).order
         bounds = [herding_bound(vectors, order, batch_size=16) for order in (one, two)]
         assert bounds[1].rms < 1.5 * bounds[0].rms
-        assert bounds[1].two < 2 * bounds[0].two
+        assert bounds[1].two < 3 * bounds[0].two
 
     def test_gradients_that_move_while_they_are_taken_do_no_more_harm_than_in_one_level(self):
         """Examples of a block are sketched at about the same time: its sum must not tell when."""

@@ -31,9 +31,10 @@ from heeler.herding.steps import SWEEPS, Steps, centre
 from heeler.herding.strata import beside
 from heeler.herding.validate import Array, IntArray
 
-ROUNDS = 2
-"""Of exchanges, at most. In each, every step meets one at every distance up to NEAR. Four rounds up to 4 take two to
-three times as long and leave 0.8 to 0.95 of Σ ‖sum‖² and 0.9 of the prefixes (`python -m benchmarks.order_quality`)."""
+ROUNDS = 8
+"""Of exchanges, at most; they mostly end by themselves after three to six. In each, every step meets one at every
+distance up to NEAR. Distances up to 4 take twice as long and leave 0.9 of the prefixes; on convex problems that is
+worth it, on a small network not (`python -m benchmarks.thorough`)."""
 
 
 def solve_batches(
