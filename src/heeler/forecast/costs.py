@@ -11,10 +11,10 @@ from heeler.herding.strata import COLUMNS
 from heeler.ordering.planner import EARLY_SIZE
 from heeler.ordering.refresh import sketched_epochs
 
-SOLVE_RATE = 4e7
-"""Numbers of a table that a solve of `herd` gets through in a second: `python -m benchmarks solver` took 6.2 s for
-2.56e8 on one core of a shared AMD EPYC, 2026-11-16, with steps of 64. With steps of 16 and 256 it was as many, with
-steps of 1 and 4 about half. `sweeps` takes a quarter to a third of the time."""
+SOLVE_RATE = 3e7
+"""Numbers of a table that a solve of `herd` gets through in a second: `python -m benchmarks solver` took 8.3 s for
+2.56e8 on one core of a shared AMD EPYC, 2026-11-16, with steps of 64. With steps of 4 and 16 it was two to three times
+as many. `sweeps` takes a third of the time."""
 ORDER_BYTES = 140
 """Bytes per example that orders take while a solve runs. The sums of steps come on top: about 14 · K / (examples per
 step)."""
