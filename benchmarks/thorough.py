@@ -3,8 +3,8 @@
     python -m benchmarks.thorough --data DIR --out thorough.json
     python -m benchmarks.thorough --tasks digits,digits-mlp --seeds 2
 
-Each setting is (rounds at most, NEAR, SHARE) of `heeler.herding`: that of commit 12dc915, the library's, and three
-that take longer. Convex tasks are those of experiments/plan_files/15-convex.json, with their budgets: mean distance from the
+Each setting is (rounds at most, NEAR, SHARE) of `heeler.herding`: that of commit 12dc915, the library's, and three that
+take longer. Convex tasks are those of experiments/plan_files/15-convex.json, with their budgets: mean distance from the
 optimum. digits-mlp, a network, has its last training loss, without and with strata, at a constant rate of 0.3 and under
 a cosine from 0.6. Seconds are medians over a run's solves. The task "shares" is no training: mean over steps of how far
 their counts of each class are from its share, in examples, with strata (2,048 × 8 numbers of very different length, 10
