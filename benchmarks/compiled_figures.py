@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,12 @@ def _ratio(epochs: Epochs, stretch: float, *, waits: bool) -> float:
 def _seconds(epochs: Epochs, name: str, stretch: float, *, waits: bool) -> float:
     """Of one model's run, bodies (and turnovers) stretched."""
     tapped = [name == "heeler" and e["sketched"] for e in epochs]
-    total = sum(e[name]["head"] for number, e in enumerate(epochs) if number and not sum(e["graphs"].values()))
-    total += sum(stretched([e[name]["body"] for e in epochs], tapped, stretch))
+    # fsum: sum rounds otherwise from Python 3.12 on, and stored figures are to come out the same
+    total = math.fsum(e[name]["head"] for number, e in enumerate(epochs) if number and not sum(e["graphs"].values()))
+    total += math.fsum(stretched([e[name]["body"] for e in epochs], tapped, stretch))
     if waits:  # the first epoch's order is there before anything is
         behind = tapped[:-1]
-        total += sum(stretched([e[name]["turnover"] for e in epochs[1:]], behind, stretch))
+        total += math.fsum(stretched([e[name]["turnover"] for e in epochs[1:]], behind, stretch))
     return float(total)
 
 
