@@ -43,8 +43,11 @@ def pack(runs: Sequence[Path], about: dict[str, Any], until: dict[str, int] | No
     results = _read(runs, until or {})
     if not results:
         raise ValueError(f"there is no finished run in {', '.join(map(str, runs))}")
-    versions = {k: v for k, v in results[0].start["versions"].items() if k not in ("date", "threads", "device")}
-    dates = sorted({r.start["versions"]["date"] for r in results})
+    known = [r.start["versions"] for r in results if r.start.get("versions")]  # packed runs have none
+    if not known:
+        raise ValueError("all of these runs are from packed files, which do not say when each was made")
+    versions = {k: v for k, v in known[0].items() if k not in ("date", "threads", "device")}
+    dates = sorted({own["date"] for own in known})
     date = " to ".join(dates[:1] + dates[1:][-1:])
     return {**about, "date": date, "versions": versions, "runs": [*map(_packed, results)]}
 

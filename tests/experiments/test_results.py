@@ -38,6 +38,19 @@ def test_a_packed_file_gives_the_same_numbers(runs, tmp_path):
     assert result.epochs[-1]["suboptimality"] == pytest.approx(original["suboptimality"], rel=1e-5)
 
 
+def test_new_runs_join_a_packed_file(runs, tmp_path):
+    """Runs that were done again replace those of the file; the others stay."""
+    before = packed(runs, tmp_path / "before.json")
+    again = tmp_path / "again"
+    run = before.results[0].run
+    carry_out(run, Folder.at(again), again)
+    together = compact.pack([tmp_path / "before.json", again], {})
+    assert sorted(Run.from_json(r["run"]).key for r in together["runs"]) == sorted(r.run.key for r in before.results)
+    assert together["date"]
+    with pytest.raises(ValueError, match="from packed files"):
+        compact.pack([tmp_path / "before.json"], {})
+
+
 def test_fill_replaces_tables_and_nothing_else(runs, tmp_path):
     packed(runs, tmp_path / "experiments-x.json")
     packed(runs, tmp_path / "experiments-t.json", "--extra", "timing")
