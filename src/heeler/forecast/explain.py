@@ -62,11 +62,16 @@ class Explanation:
         return all(finding.level != "stops" for finding in self.findings)
 
     @property
+    def epoch_seconds(self) -> float | None:
+        """Of a plain epoch's steps, where they were measured."""
+        return None if self.timing is None else self.steps * self.timing.plain_ms / 1e3
+
+    @property
     def ratio(self) -> float | None:
         """An epoch in which sketches are taken over a plain one: measured where it was, with the wait at its end."""
-        if self.timing is None:
+        epoch = self.epoch_seconds
+        if self.timing is None or epoch is None:
             return self.estimated_ratio
-        epoch = self.steps * self.timing.plain_ms / 1e3
         beside = (1 - EARLY_FROM) * epoch if self.needs.hidden else 0.0
         return self.timing.ratio + max(self.needs.solve_seconds - beside, 0.0) / epoch
 
@@ -180,9 +185,8 @@ def explain(
     )
     if examples:
         findings += checks.of_run(examples, batch_size, workers, epochs, shards)
-    if (
-        strata is None and rule.uses_strata and (trainer is None or shards == "local")
-    ):  # else the integration finds them
+    found_by_integration = trainer is not None and shards != "local"
+    if strata is None and rule.uses_strata and not found_by_integration:
         findings += checks.of_labels(dataset)
     if loader is not None:
         findings += checks.of_loader(loader, own, batch_size)

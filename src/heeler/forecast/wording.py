@@ -61,10 +61,9 @@ def _covered(found: Explanation) -> list[str]:
 
 
 def _time(found: Explanation) -> list[str]:
-    needs, timing = found.needs, found.timing
+    needs, timing, seconds = found.needs, found.timing, found.epoch_seconds
     lines = []
-    if timing is not None:
-        seconds = found.steps * timing.plain_ms / 1e3
+    if timing is not None and seconds is not None:
         lines += [
             f"a step takes {timing.ratio:.2f} times as long ({timing.low:.2f} to {timing.high:.2f}): forward, "
             f"backward and SGD {timing.plain_ms:.2f} ms plain, {timing.tapped_ms:.2f} ms tapped, measured here",
@@ -86,7 +85,7 @@ def _time(found: Explanation) -> list[str]:
     if needs.solve_seconds:
         wait = "; from the second time on beside the epoch's last 3%" if needs.hidden else ""
         lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}{wait}")
-    if timing is not None and needs.solve_seconds > LONG_SOLVE * found.steps * timing.plain_ms / 1e3:
+    if seconds is not None and needs.solve_seconds > LONG_SOLVE * seconds:
         lines.append(
             f"for every other epoch there is one too, beside its steps, on up to {THREADS} cores: leave some free "
             "(torch.set_num_threads), for PyTorch's threads wait for one another"

@@ -21,7 +21,7 @@ EARLY_FROM = 0.97
 Measured on digits at a large learning rate (8 seeds, geometric mean over epochs 3 to 25 of the distance from the
 optimum): at the end 2.09e-3, from 0.99 on 2.02e-3, from 0.97 on 2.04e-3, from 0.95 on 2.23e-3."""
 EARLY_SIZE = 1 << 23
-"""Numbers in a table from which that pays: below, a solve takes less than a fifth of a second at the epoch's end."""
+"""Numbers in a table from which that pays: below, a solve takes less than a third of a second at the epoch's end."""
 
 
 class Planner(Protocol):
