@@ -41,7 +41,7 @@ class Heard:
         self.stamps += 1
         return self.stamps
 
-    def forward_counted(self, rows: int | None, inputs: Tensor | None) -> None:
+    def forward_counted(self, rows: int | None) -> None:
         self.heard.append(f"{rows} counted")
 
     def coverage_changed(self) -> None:

@@ -156,7 +156,7 @@ class Session:
         self.drain()
         return self.filing.stamp(self.cursors, rows, inputs)
 
-    def forward_counted(self, rows: int | None, inputs: Tensor | None) -> None:
+    def forward_counted(self, rows: int | None) -> None:
         """A forward that nobody sketches: how far the loop has come still matters."""
         if not self.filing.is_naming:
             handed_out = self.cursors.handed_out

@@ -180,7 +180,7 @@ class _Before(ModelHook):
             return
         if not recorder.sketching:
             # As an attribute it would be searched for, in Python.
-            recorder.count(module._modules["_orig_mod"], rows, found)
+            recorder.count(module._modules["_orig_mod"], rows)
         else:
             if recorder.checks.untested:
                 recorder.checks.test_layouts(module._orig_mod, args, kwargs, found, rows)
@@ -227,7 +227,7 @@ class BackwardCounter:
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         recorder = self._recorder()
         if recorder is not None and recorder.enabled and not recorder.sketching:
-            recorder.listener.forward_counted(None, None)
+            recorder.listener.forward_counted(None)
 
     def remove(self) -> None:
         self._handle.remove()

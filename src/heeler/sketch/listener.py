@@ -17,7 +17,7 @@ class SketchListener(Protocol):
         was compiled in place nobody can be called: there it comes with the first gradient, without inputs.
         """
 
-    def forward_counted(self, rows: int | None, inputs: Tensor | None) -> None:
+    def forward_counted(self, rows: int | None) -> None:
         """A forward of `rows` examples begins that is not sketched, since `sketching` is False.
 
         rows: None inside a model that was compiled in place. There it comes with the backward, and nobody knows them.
@@ -32,6 +32,6 @@ class Nobody:
 
     def forward_begins(self, rows: int, inputs: Tensor | None) -> Any: ...
 
-    def forward_counted(self, rows: int | None, inputs: Tensor | None) -> None: ...
+    def forward_counted(self, rows: int | None) -> None: ...
 
     def coverage_changed(self) -> None: ...

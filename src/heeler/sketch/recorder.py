@@ -156,12 +156,12 @@ class Recorder:
             total = torch.full((owner.examples.batch, self.dim), fill, device=self.device)
         self._file(owner, total)
 
-    def count(self, model: nn.Module, batch: int, found: Tensor | None) -> None:
+    def count(self, model: nn.Module, batch: int) -> None:
         """A forward begins that is not sketched."""
         if self.announced:
             self.announced = False
         elif (model.training or self.trains_in_eval) and not _is_rerun():
-            self.listener.forward_counted(batch, found)
+            self.listener.forward_counted(batch)
 
     def count_backwards(self) -> None:
         """The model's own hooks are compiled: forwards that are not sketched are counted as their backwards come."""

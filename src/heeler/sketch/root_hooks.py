@@ -50,7 +50,7 @@ class BeginHook(ModelHook):
         recorder.lost = False
         if not recorder.sketching:
             recorder.current = None
-            recorder.count(module, batch, found)
+            recorder.count(module, batch)
             return
         if found is not None and found.device != recorder.device:
             recorder.move(found.device)
