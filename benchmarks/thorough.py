@@ -6,9 +6,7 @@
 Each setting is (rounds at most, NEAR, SHARE) of `heeler.herding`: that of commit 12dc915, the library's, and three that
 take longer. Convex tasks are those of experiments/plan_files/15-convex.json, with their budgets: mean distance from the
 optimum. digits-mlp, a network, has its last training loss, without and with strata, at a constant rate of 0.3 and under
-a cosine from 0.6. Seconds are medians over a run's solves. The task "shares" is no training: mean over steps of how far
-their counts of each class are from its share, in examples, with strata (2,048 × 8 numbers of very different length, 10
-classes, steps of 64).
+a cosine from 0.6. Seconds are medians over a run's solves. What orders are like: `benchmarks.order_quality`.
 """
 
 from __future__ import annotations
@@ -16,14 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from experiments.folder import Folder
@@ -65,18 +62,8 @@ def solving(rounds: int, near: int, share: float, taken: list[float]) -> Iterato
         steps.NEAR, steps.SHARE = kept
 
 
-def shares_off(seed: int) -> float:
-    """Of one order with strata, Σ_classes |count − share| per step."""
-    rng = np.random.default_rng(seed)
-    classes = rng.integers(0, 10, 2048)
-    rows = (rng.standard_normal((2048, 8)) * 2.0 ** rng.integers(-4, 4, (2048, 1))).astype(np.float32)
-    order = herd.solve_batches(rows, batch_size=64, strata=classes, seed=seed).order
-    counts = np.eye(10)[classes[order]].reshape(32, 64, 10).sum(axis=1)
-    return float(np.abs(counts - np.bincount(classes) / 32).sum(axis=1).mean())
-
-
 def lines(task: str) -> list[tuple[str, Run]]:
-    """What is run of a task, with seed 0; nothing of "shares"."""
+    """What is run of a task, with seed 0."""
     if task == "digits-mlp":
         changes = [("constant", 0.3), ("cosine", 0.6)]
         return [
@@ -94,12 +81,12 @@ def last_distance(run: Run, folder: Folder, seed: int) -> float:
     return float(end["suboptimality"] if "suboptimality" in end else end["train_loss"])
 
 
-def measure(of_seed: Callable[[int], float], seeds: int) -> list[dict[str, Any]]:
+def measure(run: Run, seeds: int, folder: Folder) -> list[dict[str, Any]]:
     found = []
     for setting in SETTINGS:
         taken: list[float] = []
         with solving(*setting, taken):
-            values = [of_seed(seed) for seed in range(seeds)]
+            values = [last_distance(run, folder, seed) for seed in range(seeds)]
         error = statistics.stdev(values) if seeds > 1 else None
         shown = {"rounds": setting[0], "near": setting[1], "share": setting[2], "mean": statistics.mean(values)}
         found.append({**shown, "deviation": error, "values": values, "seconds": statistics.median(taken)})
@@ -110,7 +97,7 @@ def measure(of_seed: Callable[[int], float], seeds: int) -> list[dict[str, Any]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--tasks", default=",".join((*CONVEX, "digits-mlp", "shares")))
+    parser.add_argument("--tasks", default=",".join((*CONVEX, "digits-mlp")))
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -118,12 +105,10 @@ def main() -> None:
     results = []
     for task in given.tasks.split(","):
         folder = Folder(given.data)
-        found: dict[str, Callable[[int], float]] = {"": shares_off} if task == "shares" else {}
-        found |= {name: partial(last_distance, run, folder) for name, run in lines(task)}
-        for name, of_seed in found.items():
+        for name, run in lines(task):
             print(task, name, flush=True)
             seeds = min(given.seeds, 2) if task == "glue" else given.seeds  # a minute per run
-            results.append({"task": task, "line": name, "settings": measure(of_seed, seeds)})
+            results.append({"task": task, "line": name, "settings": measure(run, seeds, folder)})
             if given.out is not None:
                 given.out.write_text(json.dumps(results, indent=1) + "\n")
 
