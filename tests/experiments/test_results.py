@@ -8,6 +8,7 @@ import pytest
 from experiments import packed as compact
 from experiments import results
 from experiments.folder import Folder
+from experiments.pairs import quotients
 from experiments.plans import comparison, sweep
 from experiments.records import Result, carry_out, result_path
 from experiments.setup import Run
@@ -49,6 +50,14 @@ def test_new_runs_join_a_packed_file(runs, tmp_path):
     assert together["date"]
     with pytest.raises(ValueError, match="from packed files"):
         compact.pack([tmp_path / "before.json"], {})
+
+
+def test_pairs_have_the_same_seed(runs, tmp_path):
+    found = packed(runs, tmp_path / "x.json").results
+    ends = {(r.run.rule, r.run.seed): r.epochs[-1]["train_loss"] for r in found}
+    expected = [ends["herd", seed] / ends["random", seed] for seed in (0, 1)]
+    assert sorted(quotients(found, "herd", "random", "train_loss")) == pytest.approx(sorted(expected))
+    assert quotients(found, "herd", "stratified", "train_loss") == []
 
 
 def test_fill_replaces_tables_and_nothing_else(runs, tmp_path):
