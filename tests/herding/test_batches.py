@@ -147,10 +147,9 @@ def test_steps_hold_about_their_share_of_each_stratum(kinds, dtype):
     plain, known = (solve_batches(table, batch_size=64, strata=codes) for codes in (None, strata))
     exact = shares_off(strata, stratified_order(strata, 64, rng), 64)
     assert shares_off(strata, known.order, 64) < 1.5 * exact + 0.5 < 0.5 * shares_off(strata, plain.order, 64)
-    # Shares take something from the vectors' balance; what is left is far from chance.
-    assert imbalance(table, known.order, [2048], 64) < 0.02 * imbalance(table, rng.permutation(2048), [2048], 64)
-    bound = parallel_herding_bound(table, known.order, batch_size=64, shard_sizes=[2048]).rms
-    assert bound < 0.06 * plain.bound_random
+    balance = [imbalance(table, got.order, [2048], 64) for got in (plain, known)]
+    assert balance[1] < 2 * balance[0]
+    assert parallel_herding_bound(table, known.order, batch_size=64, shard_sizes=[2048]).rms < 2 * plain.bound_after
 
 
 def test_workers_hold_their_shares_together():

@@ -217,8 +217,8 @@ class TestOrder:
 
 
 class TestRule:
-    @pytest.mark.parametrize("kind", ["alike", "decaying", "sorted"])
-    def test_prefixes_are_as_short_as_in_one_level(self, kind):
+    @pytest.mark.parametrize(("kind", "worst"), [("alike", 2), ("decaying", 3), ("sorted", 2)])
+    def test_prefixes_are_as_short_as_in_one_level(self, kind, worst):
         rng = np.random.default_rng(0)
         vectors = rng.standard_normal((20_000, 16))
         if kind == "decaying":
@@ -230,7 +230,7 @@ class TestRule:
         one = solve_batches(vectors, batch_size=16).order
         bounds = [herding_bound(vectors, order, batch_size=16) for order in (one, two)]
         assert bounds[1].rms < 1.5 * bounds[0].rms
-        assert bounds[1].two < 3 * bounds[0].two
+        assert bounds[1].two < worst * bounds[0].two
 
     def test_gradients_that_move_while_they_are_taken_do_no_more_harm_than_in_one_level(self):
         """Examples of a block are sketched at about the same time: its sum must not tell when."""
