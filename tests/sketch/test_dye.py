@@ -127,6 +127,29 @@ def test_noise_from_run_to_run_is_no_mixture_but_a_mixture_under_noise_is() -> N
     assert {"inner", "head"} <= set(sketcher.left_out)
 
 
+def test_a_look_at_known_layouts_takes_three_forwards_and_a_fourth_where_there_is_new_noise() -> None:
+    calls, noise = itertools.count(), [0.0]
+
+    def counted(layer: nn.Module, x: Tensor) -> Tensor:
+        return layer(x * (1 + noise[-1] * (next(calls) % 2)))
+
+    model = Around(counted)
+    sketcher = Sketcher(model, exact=True)
+
+    def forwards() -> int:
+        before = next(calls)
+        model(torch.randn(BATCH, 3, 4)).sin().sum().mul(1 / BATCH).backward()
+        return next(calls) - before - 1
+
+    of_all_sets = len(dye_sets(BATCH)) + 2
+    assert [forwards() for _ in range(3)] == [1 + of_all_sets, 1 + 3, 1]
+    for more, looks in ((0.0, 3), (1e-3, 4)):
+        noise.append(more)
+        sketcher.sketching = True  # a sketched epoch begins
+        assert forwards() == 1 + looks
+    assert sketcher.left_out == {}
+
+
 def test_experts_that_get_as_many_tokens_as_there_are_examples() -> None:
     def routed(layer: nn.Module, x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)

@@ -93,30 +93,39 @@ class DyeTest:
         if id(layer) not in self.layers:
             return
         prints: Prints = {}
+        for layout in self._candidates(layer, args, kwargs):
+            call = Call(args, kwargs, None, Examples(self.batch, self.batch_dim, [], layout))
+            try:
+                prints[layout] = self._fingerprints(layer.rule.rows(call))
+            except Exception:  # it does not lie like that
+                continue
+            if layout == layer.layout:
+                break  # no other is asked for
+        self._calls.setdefault(id(layer), []).append(prints)
+
+    def _candidates(self, layer: TappedLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Layout]:
+        """Layouts to try, the one that is known first."""
         given = layer.rule.natural_layout or Layout("dim", self.batch_dim)
         candidates = [given] if layer.layout in (None, given) else [layer.layout, given]
         if layer.rule.natural_layout is None:
             with_features = args[0] if args else next(iter(kwargs.values()), None)
             if isinstance(with_features, Tensor):
                 candidates += [la for la in layouts_of(with_features.shape, self.batch) if la not in candidates]
-        for layout in candidates:
-            call = Call(args, kwargs, None, Examples(self.batch, self.batch_dim, [], layout))
-            try:
-                prints[layout] = self._fingerprints(layer.rule.rows(call))
-            except Exception:  # it does not lie like that
-                continue
-        self._calls.setdefault(id(layer), []).append(prints)
+        return candidates
 
     def run(self, forward: Callable[..., Any]) -> None:
         """Settle the layers' layouts, or leave those out whose rows are no examples.
 
-        Layouts that are known are looked at again with two sets only: calls may depend on the data.
+        Layouts that are known are looked at again with two sets only, and with the noise that was measured before: calls
+        may depend on the data.
         """
         first = self._look(forward, self.inputs)
         calls = [(self.layers[key].layout, call) for key, of_layer in first.items() for call in of_layer]
         known = all(layout in call for layout, call in calls)
         sets = some_halves(self.batch) if known else dye_sets(self.batch)
-        noise = self._noises(first, self._look(forward, self._exchange(torch.zeros_like(sets[0]), True)[0]))
+        measured = not known
+        if measured:
+            self._measure_noise(first, forward)
         # One that is not called now may be later: then the test is made once more.
         open_ = {key: layer for key, layer in self.layers.items() if key in first}
         mixed: list[TappedLayer] = []
@@ -135,7 +144,11 @@ class DyeTest:
                 break
             for key, layer in list(open_.items()):
                 only = layer.layout if known else None
-                verdict = _verdict(first[key], [run.get(key, []) for run in runs], sets, noise[key], only)
+                verdict = _verdict(first[key], [run.get(key, []) for run in runs], sets, self._noise_of(layer), only)
+                if verdict == MIXED and not measured:  # or is there more noise than there was?
+                    self._measure_noise(first, forward)
+                    measured = True
+                    verdict = _verdict(first[key], [run.get(key, []) for run in runs], sets, layer.noise, only)
                 if isinstance(verdict, Layout):
                     layer.layout = verdict
                     del open_[key]
@@ -144,9 +157,10 @@ class DyeTest:
         leave_out(mixed, MIXED)
         leave_out(list(open_.values()), reason)
 
-    def _noises(self, first: dict[int, list[Prints]], again: dict[int, list[Prints]]) -> dict[int, float]:
-        """What to take for noise in each layer, by two runs on copies of the same examples."""
-        noises = {}
+    def _measure_noise(self, first: dict[int, list[Prints]], forward: Callable[..., Any]) -> None:
+        """What to take for noise in each layer, by another run on copies of the same examples."""
+        nobody = torch.zeros(self.batch, dtype=torch.bool)
+        again = self._look(forward, self._exchange(nobody, everything=True)[0])
         for key, calls in first.items():
             pairs = [
                 (before[layout], after[layout])
@@ -154,8 +168,11 @@ class DyeTest:
                 for layout in before.keys() & after.keys()
             ]
             seen = max((float(_change(*pair).max()) for pair in pairs), default=0.0)
-            noises[key] = min(max(self._noise, ROOM * seen), REDUCED_NOISE)
-        return noises
+            self.layers[key].noise = min(max(self._noise, ROOM * seen), REDUCED_NOISE)
+
+    def _noise_of(self, layer: TappedLayer) -> float:
+        """As it was measured, unless the precision is a lower one by now."""
+        return max(self._noise, layer.noise)
 
     def _look(self, forward: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[int, list[Prints]]:
         self._calls = {}

@@ -46,6 +46,8 @@ class TappedLayer:
     """It is tapped no more."""
     layout: Layout | None = None
     """How its input holds the examples, as far as a test has told."""
+    noise: float = 0.0
+    """How much its input differs from run to run on the same examples, by that test: see `dye`."""
 
     def leave_out(self, reason: str) -> None:
         """From now on it has no part in sketches; said once."""
