@@ -147,7 +147,7 @@ class CifarResNet(Cifar):
     """
 
     name = "cifar10-resnet"
-    summary = "CIFAR-10, ResNet-20 with group norm"
+    summary = "CIFAR-10, ResNet-20 (group norm unless said)"
     published_exact = False
     chunk = 2500
     defaults = {  # noqa: RUF012

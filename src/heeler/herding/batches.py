@@ -32,10 +32,9 @@ from heeler.herding.strata import beside
 from heeler.herding.validate import Array, IntArray
 
 ROUNDS = 4
-"""Of exchanges, at most. In each, every step meets one at every distance up to NEAR. Eight rounds leave 0.99 of the
-prefixes with steps of 64, and 0.9 with steps of 1,024, where they take half as long again: too long for a leader of
-many workers. Distances up to 4 take twice as long; on convex problems that is worth it, on a small network not
-(`python -m benchmarks.thorough`)."""
+"""Of exchanges, at most. In each, every step meets one at every distance that `steps.reach` allows. Eight rounds leave
+0.99 of the prefixes with steps of 64, and 0.9 with steps of 1,024, where they take half as long again: too long for a
+leader of many workers."""
 
 
 def solve_batches(

@@ -21,8 +21,12 @@ from heeler.herding.validate import Array, IntArray
 
 SWEEPS = 16
 """At most; they end by themselves when they stop helping."""
-NEAR = 2
-"""How far apart steps are that exchange examples."""
+NEAR, FURTHER = 2, 4
+"""How far apart steps are that exchange examples: further where that takes no longer, see `reach`."""
+FEW = 1 << 15
+"""Numbers of a step, examples × K, below which they exchange with steps further away. An exchange looks at all pairs of
+examples of two steps, so its time per example is in proportion to that: with FURTHER it stays below what a step of 64
+sketches of 1,024 numbers takes with NEAR. On convex tasks that leaves two thirds of f − f* (`benchmarks.thorough`)."""
 SHARE = 0.1
 """How much the steps' sums count in exchanges beside the prefixes, both measured by what they are at first. With the
 steps' sums alone prefixes suffer where they are as short as a step's sum is: on some convex tasks that was worse than
@@ -130,8 +134,9 @@ class Steps:
             return 0
         weight = SHARE * self._squared_prefixes() / self.total
         left, done = self._norms(), 0
+        near = reach(int(np.diff(self._offsets).max()), self._sums.shape[1])
         while done < rounds:
-            for distance in range(1, NEAR + 1):
+            for distance in range(1, near + 1):
                 odd = int(rng.integers(2))
                 pairs = np.concatenate([_near(a, b, distance, odd) for a, b in pairwise(self._ends.tolist())])
                 for apart in range(distance):  # of overlapping pairs, one would not know the other's prefixes
@@ -190,6 +195,11 @@ class Steps:
         out = np.empty_like(self._rows)
         out[self._places] = np.where(self._rows >= 0, self._rows, -1 - self._rows)
         return out
+
+
+def reach(step: int, dim: int) -> int:
+    """How far apart steps of so many examples are that exchange them."""
+    return FURTHER if step * dim < FEW else NEAR
 
 
 def exact_weight(weight: float, distance: int) -> float:

@@ -24,11 +24,12 @@ from heeler.ordering.distributed.strata import digest, gather_codes
 from heeler.ordering.distributed.transport import GlooTransport, Transport
 from heeler.ordering.planner import LocalPlanner, Planner
 
-DIM, FEWER = 1024, 256
-"""Numbers per sketch, by default. On a character GPT 1,024 keep nine tenths of what exact gradients gain, and 256 seven
-tenths (docs/how-it-works.md), at nearly the same cost per step."""
-TABLE_BYTES = 1 << 30
-"""Of a table of so many; where it would be larger, the fewer are taken."""
+DIMS = ((4096, 1 << 25), (1024, 1 << 30))
+"""Numbers per sketch, by default, and the bytes of a table up to which they are taken: tables of up to 4,096 examples
+have 4,096 numbers, of up to half a million 1,024. On a character GPT of 1,024 examples 4,096 keep nine tenths of what
+exact gradients gain, 1,024 three quarters (docs/how-it-works.md)."""
+FEWEST = 256
+"""Of larger tables."""
 EXACT = 2048
 """Parameters up to which gradients are kept exactly: taking them costs no more than a sketch, and what a sketch leaves
 out cannot be balanced (RESULTS.md: GLUE on 385 and 1,537 parameters)."""
@@ -288,7 +289,7 @@ def _make_rule(setup: Setup, links: Links, layout: Layout, dim: int, seed: int) 
 
 def default_dim(examples: int) -> int:
     """Numbers per sketch for a table of so many examples, in half precision."""
-    return DIM if 2 * DIM * examples <= TABLE_BYTES else FEWER
+    return next((dim for dim, most in DIMS if 2 * dim * examples <= most), FEWEST)
 
 
 def largest_exact(examples: int) -> int:
