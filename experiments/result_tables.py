@@ -11,7 +11,7 @@ from experiments.tasks import get_task
 
 ALL_LAYERS = "herd, all layers"
 NAMES = {"random": "random (D-RR)", "id-grab": "ID-GraB", "cd-grab": "CD-GraB", "herd": "Heeler"}
-NAMES |= {"sweeps": "sweeps (0.1's solver)", "herd, strata": "Heeler, strata"}
+NAMES |= {"sweeps": "sweeps (0.1's solver)", "herd, strata": "Heeler, strata", "herd, two levels": "Heeler, two levels"}
 NAMES |= {ALL_LAYERS: "Heeler, all layers tapped", "herd, the head": "Heeler, the head alone"}
 LONG = 30
 """Epochs of a run that was only timed."""

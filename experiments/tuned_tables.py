@@ -23,9 +23,12 @@ from experiments.tables import markdown_row, spread_text
 from experiments.tasks import get_task
 from experiments.tuning import best_rate, epochs_to, last
 
-OF_THE_ORDER = ("rule", "label", "strata", "dim", "exact", "scaled", "passes", "refresh", "layers", "bounds")
+OF_THE_ORDER = (
+    *("rule", "label", "strata", "dim", "exact", "scaled"),
+    *("passes", "block_size", "refresh", "layers", "bounds"),
+)
 """Settings in which the lines of a problem differ."""
-VARIED = ("seed", "lr", "epochs", "device")
+VARIED = ("seed", "lr", "epochs", "measure_every", "device")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ def demo(
     console.print(
         "random: a new random order every epoch. cd-grab: as published, 4 simulated workers with their own quarter of "
         "the data, full gradients, one balance sweep per epoch. herd: Heeler's default, one order of all examples from "
-        "exact gradients (regression) or sketches of 1,024 numbers (network). All have the same starts, batches of 16 "
-        "and budget."
+        "exact gradients. All have the same starts, batches of 16 and budget."
     )
     console.print(f"Curves: [bold]{plot}[/bold]. {time.perf_counter() - started:.0f} s in all.")

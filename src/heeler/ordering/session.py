@@ -393,7 +393,10 @@ class Session:
         elif tuple(state.get("shard_sizes", sizes)) != sizes:
             raise StateError(f"the state is of shards of {state['shard_sizes']} examples, these are {list(sizes)}")
         if state["dim"] != self.dim:
-            raise StateError(f"the state holds sketches of {state['dim']} numbers, this sampler takes {self.dim}")
+            raise StateError(
+                f"the state holds sketches of {state['dim']} numbers, this sampler takes {self.dim}: to go on with it, "
+                f"make the sampler with dim={state['dim']}"
+            )
         same_workers = self.planner.load_state_dict(state)
         self._pop()  # whatever was under way belongs to another run
         self.filing = Filing()

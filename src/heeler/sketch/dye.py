@@ -116,8 +116,8 @@ class DyeTest:
     def run(self, forward: Callable[..., Any]) -> None:
         """Settle the layers' layouts, or leave those out whose rows are no examples.
 
-        Layouts that are known are looked at again with two sets only, and with the noise that was measured before: calls
-        may depend on the data.
+        Layouts that are known are looked at again with two sets only, and with the noise that was measured before:
+        calls may depend on the data.
         """
         first = self._look(forward, self.inputs)
         calls = [(self.layers[key].layout, call) for key, of_layer in first.items() for call in of_layer]
