@@ -29,13 +29,13 @@ from experiments.folder import Folder
 from experiments.plans import comparison
 from experiments.records import carry_out
 from heeler.herding import batches
-from heeler.ordering.distributed.rounds import LATE_PART
-from heeler.ordering.planner import EARLY_FROM, LocalPlanner
+from heeler.ordering.distributed.rounds import LAST_FROM, LATE_PART
+from heeler.ordering.planner import LocalPlanner
 
 LATE = 1.0 - 1.0 / LATE_PART
 POLICIES = {
     "all": (1.0, 1.0),
-    "3%": (1.0, EARLY_FROM),
+    "3%": (1.0, LAST_FROM),
     "a sixth": (LATE, LATE),
     "a sixth, anywhere": (LATE, LATE),
 }

@@ -5,9 +5,9 @@
 
 Each setting is (rounds at most, how far apart steps are that exchange examples, SHARE) of `heeler.herding`: the library
 has the first for steps of many numbers and the second for steps of few, see `steps.reach`. Convex tasks are those of
-experiments/plan_files/15-convex.json, with their budgets: mean distance from the optimum. digits-mlp, a network, has its
-last training loss, without and with strata, at a constant rate of 0.3 and under a cosine from 0.6. Seconds are medians
-over a run's solves. What orders are like: `benchmarks.order_quality`.
+experiments/plan_files/15-convex.json, with their budgets: mean distance from the optimum. digits-mlp, a network, has
+its last training loss, without and with strata, at a constant rate of 0.3 and under a cosine from 0.6. Seconds are
+medians over a run's solves. What orders are like: `benchmarks.order_quality`.
 """
 
 from __future__ import annotations

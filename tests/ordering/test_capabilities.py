@@ -205,13 +205,24 @@ def test_no_solve_starts_early_on_a_table_with_gaps(monkeypatch: pytest.MonkeyPa
     from heeler.ordering import planner
 
     monkeypatch.setattr(planner, "EARLY_SIZE", 1)
-    monkeypatch.setattr(planner, "EARLY_FROM", 0.5)
     rule = make_rule("herd", 24, 6, batch_size=4)
     planning = planner.LocalPlanner(rule, planner.Layout(batch_size=4))
     vectors = np.ones((24, 6), np.float32)
     planning.observe(np.arange(23), vectors[:23])
     assert not planning.wants_start(20, 24, sketched=True)
     planning.observe(np.array([23]), vectors[23:])
+    assert not planning.wants_start(19, 24, sketched=True)
     assert planning.wants_start(20, 24, sketched=True)
     assert not planning.wants_start(24, 24, sketched=True)
     assert not planning.wants_start(8, 24, sketched=True)
+
+
+def test_what_waits_for_a_solve_is_a_fifth_of_an_epoch_and_little_memory() -> None:
+    from heeler.ordering.planner import EARLY_SIZE, LATE_NUMBERS, late_share
+
+    assert late_share(EARLY_SIZE - 1) == 0
+    for numbers in (EARLY_SIZE, 12_800 * 1024, 10**8, 5 * 10**8):
+        assert 0.03 <= late_share(numbers) <= 0.2
+        assert late_share(numbers) * numbers <= LATE_NUMBERS
+    assert late_share(12_800 * 1024) == 0.2
+    assert late_share(10**10) == 0.03

@@ -166,7 +166,7 @@ def test_saving_changes_nothing() -> None:
 
 def test_solves_that_start_early_resume_exactly_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "EARLY_SIZE", 1)
-    monkeypatch.setattr(planner, "EARLY_FROM", 0.6)
+    monkeypatch.setattr(planner, "LATE", 0.4)
     whole = undisturbed()
     for moment in (2 * STEPS_AN_EPOCH - 2, 2 * STEPS_AN_EPOCH - 1, 3 * STEPS_AN_EPOCH):
         first = Run()

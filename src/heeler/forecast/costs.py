@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from heeler.herding import rule_class
 from heeler.herding.rules.blocks import default_block
 from heeler.herding.strata import COLUMNS
-from heeler.ordering.planner import EARLY_SIZE
+from heeler.ordering.distributed.rounds import LAST_FROM
+from heeler.ordering.planner import late_share
 from heeler.ordering.refresh import sketched_epochs
 
 SOLVE_RATE = 3e7
@@ -42,8 +43,8 @@ class Needs:
     """Sent and received per epoch by the leader."""
     solve_seconds: float
     """An estimate; see `SOLVE_RATE`."""
-    hidden: bool
-    """From the second epoch on the solve runs in a thread, beside the epoch's last 3%."""
+    beside: float
+    """The share of a sketched epoch beside which the solve runs in a thread, from the second such epoch on."""
 
 
 def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = True, strata: int = 0) -> Needs:
@@ -67,8 +68,10 @@ def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = Tr
         worker = -(-examples // workers) * per_example
         leader = worker * (workers - 1)
     solve = examples * wide / SOLVE_RATE if rule.solves_in_background else 0.0
-    hidden = rule.solves_in_background and (workers > 1 or examples * dim >= EARLY_SIZE)
-    return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve, hidden)
+    beside = 0.0
+    if rule.solves_in_background:
+        beside = 1 - LAST_FROM if workers > 1 else late_share(examples * dim)
+    return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve, beside)
 
 
 def two_level_needs(examples: int, dim: int, *, in_file: bool = False) -> Needs:
@@ -78,7 +81,7 @@ def two_level_needs(examples: int, dim: int, *, in_file: bool = False) -> Needs:
     expanding = block * (EXPAND_BYTES * dim + ORDER_BYTES)
     blocks = -(-examples // block) * 16 * dim
     checkpoint = blocks if in_file else table + blocks
-    return Needs(0 if in_file else table, expanding + blocks, checkpoint, 0, 0, examples * dim / SUM_RATE, False)
+    return Needs(0 if in_file else table, expanding + blocks, checkpoint, 0, 0, examples * dim / SUM_RATE, 0.0)
 
 
 def least_epochs(ratio: float) -> int:

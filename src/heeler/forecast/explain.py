@@ -16,7 +16,6 @@ from heeler.forecast.timing import Timing
 from heeler.herding.strata import strata_of
 from heeler.herding.subset import Subset
 from heeler.ordering.distributed.ranks import find_ranks
-from heeler.ordering.planner import EARLY_FROM
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.setup import Setup, default_dim
 from heeler.sketch import Coverage, Sketcher
@@ -72,8 +71,7 @@ class Explanation:
         epoch = self.epoch_seconds
         if self.timing is None or epoch is None:
             return self.estimated_ratio
-        beside = (1 - EARLY_FROM) * epoch if self.needs.hidden else 0.0
-        return self.timing.ratio + max(self.needs.solve_seconds - beside, 0.0) / epoch
+        return self.timing.ratio + max(self.needs.solve_seconds - self.needs.beside * epoch, 0.0) / epoch
 
     @property
     def run_ratio(self) -> float | None:

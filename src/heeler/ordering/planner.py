@@ -16,12 +16,21 @@ from heeler.ordering.background import BackgroundThread
 from heeler.ordering.dealing import Layout
 from heeler.ordering.state import is_lazy, order_state, resumed_order
 
-EARLY_FROM = 0.97
-"""The share of an epoch after which a large solve starts, in a thread, on a table whose last rows are an epoch old.
-Measured on digits at a large learning rate (8 seeds, geometric mean over epochs 3 to 25 of the distance from the
-optimum): at the end 2.09e-3, from 0.99 on 2.02e-3, from 0.97 on 2.04e-3, from 0.95 on 2.23e-3."""
-EARLY_SIZE = 1 << 23
-"""Numbers in a table from which that pays: below, a solve takes less than a third of a second at the epoch's end."""
+LATE = 0.2
+"""The share of a sketched epoch that the next order does not wait for: its solve runs in a thread meanwhile, on a table
+whose rows of these examples are those of the sketched epoch before (`benchmarks.early_solves`: no harm up to 0.3)."""
+LATE_NUMBERS, LATE_AT_LEAST = 1 << 25, 0.03
+"""Sketches that come meanwhile wait for the solve. They are no more than so many numbers, 128 MB, but for very large
+tables."""
+EARLY_SIZE = 1 << 20
+"""Numbers in a table from which that pays: below, a solve takes some hundredths of a second at the epoch's end."""
+
+
+def late_share(numbers: int) -> float:
+    """The share of an epoch beside which a table of so many numbers is solved, from the second sketched epoch on."""
+    if numbers < EARLY_SIZE:
+        return 0.0
+    return min(LATE, max(LATE_AT_LEAST, LATE_NUMBERS / numbers))
 
 
 class Planner(Protocol):
@@ -107,8 +116,7 @@ class LocalPlanner:
         table = self.rule.table
         return not sketched or (
             table is not None
-            and table.rows.size >= EARLY_SIZE
-            and EARLY_FROM * length <= trained < length
+            and (1 - late_share(table.rows.size)) * length <= trained < length
             and bool(table.seen.all())  # an example without a sketch would get a random place for an epoch
         )
 
