@@ -220,6 +220,15 @@ def test_steps_that_changed_are_summed_again():
     assert 2 < (before != kept).any(axis=1).sum() < steps.count
 
 
+def test_steps_of_few_numbers_exchange_further_and_no_solve_takes_longer_for_it():
+    """The time per example is in proportion to the step's numbers and to how far exchanges reach."""
+    assert steps_module.reach(64, 385) == steps_module.reach(16, 1024) == 4
+    assert steps_module.reach(64, 1024) == steps_module.reach(1024, 256) == 2
+    most = steps_module.reach(64, 1024) * 64 * 1024
+    for step, dim in ((1, 1), (16, 650), (64, 511), (31, 1024)):
+        assert steps_module.reach(step, dim) * step * dim <= most
+
+
 def test_unseen_examples_come_in_the_first_half():
     rng = np.random.default_rng(0)
     table, sizes = rng.standard_normal((1000, 5)), [500, 500]

@@ -201,6 +201,25 @@ def test_a_closed_state_grows() -> None:
     assert sorted(again) == list(range(30))
 
 
+@pytest.mark.parametrize(
+    ("examples", "layers", "dim"),
+    [(4096, "all", 4096), (4097, "all", 1024), (4096, "1%", 1024), (1 << 19, "all", 1024), ((1 << 19) + 1, "all", 256)],
+)
+def test_few_examples_have_longer_sketches_where_all_layers_are_tapped(examples: int, layers: str, dim: int) -> None:
+    model = nn.Sequential(nn.Linear(40, 100), nn.ReLU(), nn.Linear(100, 60))
+    sampler = heeler.Sampler(range(examples), batch_size=64)
+    assert heeler.attach(model, sampler, layers=layers).sketcher.dim == sampler.session.dim == dim
+    assert heeler.explain(model, examples, 64, layers=layers).coverage.dim == dim
+
+
+def test_longer_sketches_leave_no_layer_out() -> None:
+    """Where layers are chosen by their price, they are chosen for sketches of the usual length."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(200, 200), nn.ReLU()) for _ in range(6)))
+    few, many = (heeler.attach(model, heeler.Sampler(range(n), batch_size=64)) for n in (1000, 100_000))
+    assert few.sketcher.tapped == many.sketcher.tapped
+    assert few.sketcher.dim == many.sketcher.dim == 1024
+
+
 def test_no_solve_starts_early_on_a_table_with_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     from heeler.ordering import planner
 

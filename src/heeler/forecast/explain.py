@@ -21,6 +21,7 @@ from heeler.ordering.setup import Setup, default_dim
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.budget import Layers
 from heeler.sketch.compiled import HooksNotTraced
+from heeler.sketch.tapped_layer import coverable
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,11 @@ def explain(
     rule = setup.rule
     findings = list(checks.of_parts(model, dataset, own))
     examples = own * workers if shards == "local" else own
-    options: dict[str, Any] = {"dim": lambda covered: setup.sketch_length(covered, max(examples, 1)), "layers": layers}
+
+    def length(covered: int) -> int:
+        return setup.sketch_length(covered, coverable(model), max(examples, 1))
+
+    options: dict[str, Any] = {"dim": length, "layers": layers}
     sketcher = _look_at(model, options, findings) if rule.needs_vectors else None
     coverage = None if sketcher is None else sketcher.coverage
     numbers = (dim or default_dim(max(examples, 1))) if sketcher is None else sketcher.dim

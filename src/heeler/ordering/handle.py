@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from heeler.ordering.state import StateError, to_numpy, to_torch
 from heeler.ordering.verify import Verification, verify
 from heeler.sketch import Coverage, Sketcher, projection
 from heeler.sketch.budget import Layers
+from heeler.sketch.tapped_layer import coverable
 
 ENOUGH = 0.5
 """The share of examples with a sketch from which on they stand for all: the first few would make any bound small."""
@@ -70,7 +72,7 @@ def attach(
     sketcher = Sketcher(
         model,
         session,
-        dim=session.sketch_length,
+        dim=partial(session.sketch_length, everything=coverable(model)),
         seed=session.setup.seed,
         layers=layers,
         exact=exact,

@@ -48,9 +48,9 @@ class Sampler(DistributedSampler[Any]):
             are counted in examples, so the loader's batches may be smaller.
         order: a rule by name (`heeler.herding.rule_names()`), your own scores (`heeler.order_by`), or a rule of your
             own (`heeler.herding.OrderingRule`). For a stream "herd" or "random".
-        dim: numbers per sketch. By default 1,024 (4,096 of up to 4,096 examples, 256 from half a million on), or the
-            exact gradient of a model so small that nothing is gained by less. A model of no more than `dim` covered
-            parameters always gives its exact gradient.
+        dim: numbers per sketch. By default 1,024 (4,096 of up to 4,096 examples if all layers are tapped, 256 from half
+            a million on), or the exact gradient of a model so small that nothing is gained by less. A model of no more
+            than `dim` covered parameters always gives its exact gradient.
         strata: (N,) integers or strings, one per example of `dataset`: its class, source or length bucket. Every batch
             of the order "stratified", which needs them, then holds its share of each; with "herd" those of the first
             epoch do, and later ones hold about their share. They are no part of the saved state: give them again after

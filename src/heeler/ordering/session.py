@@ -96,9 +96,9 @@ class Session:
             return False
         return not self.rule.keeps_table or is_due(self.epoch - self._sketches_began + 1, self.setup.refresh)
 
-    def sketch_length(self, covered: int) -> int:
+    def sketch_length(self, covered: int, everything: int) -> int:
         """Numbers per sketch of a model with so many covered parameters."""
-        return self.setup.sketch_length(covered, sum(self.links.shard_sizes or (self.setup.examples,)))
+        return self.setup.sketch_length(covered, everything, sum(self.links.shard_sizes or (self.setup.examples,)))
 
     @property
     def is_attached(self) -> bool:

@@ -24,12 +24,12 @@ from heeler.ordering.distributed.strata import digest, gather_codes
 from heeler.ordering.distributed.transport import GlooTransport, Transport
 from heeler.ordering.planner import LocalPlanner, Planner
 
-DIMS = ((4096, 1 << 25), (1024, 1 << 30))
-"""Numbers per sketch, by default, and the bytes of a table up to which they are taken: tables of up to 4,096 examples
-have 4,096 numbers, of up to half a million 1,024. On a character GPT of 1,024 examples 4,096 keep nine tenths of what
-exact gradients gain, 1,024 three quarters (docs/how-it-works.md)."""
-FEWEST = 256
-"""Of larger tables."""
+DIM, MORE, FEWER = 1024, 4096, 256
+"""Numbers per sketch, by default; more of few examples where all layers are tapped, and fewer of very many. On a
+character GPT of 1,024 examples 4,096 keep 0.85 of what exact gradients gain, 1,024 three quarters
+(docs/how-it-works.md). Where layers are chosen by their price more numbers would leave more of them out."""
+FEW_BYTES, TABLE_BYTES = 1 << 25, 1 << 30
+"""Of tables of MORE and of DIM numbers per sketch, at most: 4,096 and half a million examples."""
 EXACT = 2048
 """Parameters up to which gradients are kept exactly: taking them costs no more than a sketch, and what a sketch leaves
 out cannot be balanced (RESULTS.md: GLUE on 385 and 1,537 parameters)."""
@@ -160,12 +160,16 @@ class Setup:
         """Whether workers must hear of what the others see."""
         return self.rule.needs_vectors and (self.shards == "global" or self.rule.coordinates_shards)
 
-    def sketch_length(self, covered: int, examples: int) -> int:
-        """Numbers per sketch for so many covered parameters and examples in all: what was asked for, else by size."""
+    def sketch_length(self, covered: int, everything: int, examples: int) -> int:
+        """Numbers per sketch for so many covered parameters and examples in all: what was asked for, else by size.
+
+        everything: the parameters that could be covered.
+        """
         wanted = self.dim or self.rule.dim
         if wanted is not None:
             return wanted
-        return covered if covered <= largest_exact(examples) else default_dim(examples)
+        usual = MORE if covered == everything and 2 * MORE * examples <= FEW_BYTES else default_dim(examples)
+        return covered if covered <= max(usual, largest_exact(examples)) else usual
 
 
 class Links:
@@ -289,7 +293,7 @@ def _make_rule(setup: Setup, links: Links, layout: Layout, dim: int, seed: int) 
 
 def default_dim(examples: int) -> int:
     """Numbers per sketch for a table of so many examples, in half precision."""
-    return next((dim for dim, most in DIMS if 2 * dim * examples <= most), FEWEST)
+    return DIM if 2 * DIM * examples <= TABLE_BYTES else FEWER
 
 
 def largest_exact(examples: int) -> int:

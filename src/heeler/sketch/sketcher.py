@@ -75,8 +75,8 @@ class Sketcher:
         everything = found.count(found.layers)
         if layers is None and (exact or length_of(everything) >= everything):
             layers = "all"
-        # Layers cost what those of a sketch that is not exact would.
-        length = next((k for n in (everything, 1 << 60) if (k := length_of(n)) < n), everything)
+        # Layers cost what those of a sketch would that is not exact, and leaves some out.
+        length = length_of(1 << 60)
         self._is_compiled = compiled.is_compiled(model)
         self._layers = choose(found.layers, layers, length, device, self._is_compiled)
         count = found.count(self._layers)

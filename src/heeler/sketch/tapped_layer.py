@@ -178,6 +178,12 @@ def survey(model: nn.Module) -> Survey:
     return Survey(names, parameters, layers, reasons)
 
 
+def coverable(model: nn.Module) -> int:
+    """How many parameters sketches of a model cover if all of its layers are tapped."""
+    found = survey(getattr(model, "_orig_mod", model))
+    return found.count(found.layers)
+
+
 def _drop_half_seen(
     model: nn.Module, layers: list[TappedLayer], names: dict[int, str], reasons: dict[str, str]
 ) -> list[TappedLayer]:
