@@ -236,6 +236,28 @@ def test_no_solve_starts_early_on_a_table_with_gaps(monkeypatch: pytest.MonkeyPa
     assert not planning.wants_start(8, 24, sketched=True)
 
 
+def test_the_table_has_what_waits_for_a_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    from heeler.ordering import planner
+
+    monkeypatch.setattr(planner, "EARLY_SIZE", 1)
+    dataset, model = problem(40)
+    sampler = heeler.Sampler(dataset, batch_size=4, refresh=1)
+    handle = heeler.attach(model, sampler, exact=True)
+    for _ in range(2):
+        for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
+            nn.functional.mse_loss(model(x), y).backward()
+            model.zero_grad()
+        with torch.no_grad():  # so that the second epoch's rows are others
+            model[0].weight.mul_(2.0)
+    last = sampler.indices[-4:]
+    stale = sampler.session.rule.table.sketches(last).copy()
+    handle.session.drain(wait=True)
+    assert handle.session.planner._late
+    newest = handle.table.sketches(last)
+    assert not np.allclose(stale, newest, rtol=0.1)
+    assert not handle.session.planner._late
+
+
 def test_what_waits_for_a_solve_is_a_fifth_of_an_epoch_and_little_memory() -> None:
     from heeler.ordering.planner import EARLY_SIZE, LATE_NUMBERS, late_share
 

@@ -109,7 +109,8 @@ class Handle:
         Of a sampler with a subset, row j is of the example `sampler.subset[j]`.
         """
         self.session.drain(wait=True)
-        return self.session.rule.table
+        with self.session.planner.reading():
+            return self.session.rule.table
 
     @property
     def ignored_passes(self) -> int:

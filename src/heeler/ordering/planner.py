@@ -70,7 +70,7 @@ class Planner(Protocol):
         """
 
     def reading(self) -> AbstractContextManager[Any]:
-        """Hold this to read the rule's table while nobody writes to it."""
+        """Hold this to read the rule's table, with all that this process knows in it, while nobody writes to it."""
 
     def state_dict(self) -> dict[str, Any]:
         """All state as a copy."""
@@ -138,6 +138,7 @@ class LocalPlanner:
         """Nothing to bring together: one worker has seen everything."""
 
     def reading(self) -> AbstractContextManager[Any]:
+        self._settle()  # sketches that wait for a solve are the newest
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
