@@ -185,8 +185,10 @@ def test_it_is_a_distributed_sampler_but_no_random_sampler() -> None:
 @pytest.mark.parametrize(
     ("examples", "features", "asked", "dim"),
     [
-        (1000, 2000, None, 2001),  # a small model: the whole gradient
-        (1000, 2048, None, 1024),  # a bias too many
+        (5000, 2000, None, 2001),  # a small model: the whole gradient
+        (5000, 2048, None, 1024),  # a bias too many
+        (4096, 4095, None, 4096),  # of few examples more
+        (4096, 4096, None, 4096),
         (100_000, 1500, None, 1024),  # a table of whole gradients would be too large
         (100_000, 250, None, 251),
         (1000, 2000, 64, 64),  # what was asked for
