@@ -32,7 +32,7 @@ LINES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("digits-mlp", "herd", 8, {**NETWORK, "schedule": "cosine", "lr": 0.6}),
     ("digits-mlp", "herd+strata", 8, {**NETWORK, "schedule": "constant", "lr": 0.3}),
     ("digits-mlp", "herd+strata", 8, {**NETWORK, "schedule": "cosine", "lr": 0.6}),
-    ("char-gpt", "herd", 5, {"epochs": 14, "measure_every": 14, "schedule": "cosine", "lr": 0.006}),
+    ("char-gpt", "herd", 8, {"epochs": 12, "measure_every": 12, "schedule": "cosine", "lr": 0.006}),
 ]
 """Task, order, seeds and settings."""
 

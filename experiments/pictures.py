@@ -150,10 +150,10 @@ def timeline() -> Any:
             box(axes, start + 0.8 * k, 1.6, 0.7, 0.5, "", FRONT)
     box(axes, 4.75, 0.5, 0.4, 0.5, "", INK)
     note(axes, 4.95, 0.2, "once, the first time,\ntraining waits", size=9)
-    box(axes, 7.7, 0.5, 0.4, 0.5, "", INK)
-    note(axes, 7.95, 0.2, "from then on in the\nepoch's last fifth", size=9)
+    box(axes, 7.95, 0.5, 0.4, 0.5, "", INK)
+    note(axes, 8.15, 0.2, "from then on in the\nepoch's last 3%", size=9)
     arrow(axes, (5.0, 1.0), (5.25, 2.7), INK)
-    arrow(axes, (7.9, 1.0), (8.5, 2.7), INK)
+    arrow(axes, (8.15, 1.0), (8.5, 2.7), INK)
     axes.set_ylim(-0.35, 3.6)
     return figure
 

@@ -224,6 +224,7 @@ def test_no_solve_starts_early_on_a_table_with_gaps(monkeypatch: pytest.MonkeyPa
     from heeler.ordering import planner
 
     monkeypatch.setattr(planner, "EARLY_SIZE", 1)
+    monkeypatch.setattr(planner, "LATE", 0.2)
     rule = make_rule("herd", 24, 6, batch_size=4)
     planning = planner.LocalPlanner(rule, planner.Layout(batch_size=4))
     vectors = np.ones((24, 6), np.float32)
@@ -240,6 +241,7 @@ def test_the_table_has_what_waits_for_a_solve(monkeypatch: pytest.MonkeyPatch) -
     from heeler.ordering import planner
 
     monkeypatch.setattr(planner, "EARLY_SIZE", 1)
+    monkeypatch.setattr(planner, "LATE", 0.2)
     dataset, model = problem(40)
     sampler = heeler.Sampler(dataset, batch_size=4, refresh=1)
     handle = heeler.attach(model, sampler, exact=True)
@@ -256,14 +258,3 @@ def test_the_table_has_what_waits_for_a_solve(monkeypatch: pytest.MonkeyPatch) -
     newest = handle.table.sketches(last)
     assert not np.allclose(stale, newest, rtol=0.1)
     assert not handle.session.planner._late
-
-
-def test_what_waits_for_a_solve_is_a_fifth_of_an_epoch_and_little_memory() -> None:
-    from heeler.ordering.planner import EARLY_SIZE, LATE_NUMBERS, late_share
-
-    assert late_share(EARLY_SIZE - 1) == 0
-    for numbers in (EARLY_SIZE, 12_800 * 1024, 10**8, 5 * 10**8):
-        assert 0.03 <= late_share(numbers) <= 0.2
-        assert late_share(numbers) * numbers <= LATE_NUMBERS
-    assert late_share(12_800 * 1024) == 0.2
-    assert late_share(10**10) == 0.03

@@ -16,21 +16,17 @@ from heeler.ordering.background import BackgroundThread
 from heeler.ordering.dealing import Layout
 from heeler.ordering.state import is_lazy, order_state, resumed_order
 
-LATE = 0.2
-"""The share of a sketched epoch that the next order does not wait for: its solve runs in a thread meanwhile, on a table
-whose rows of these examples are those of the sketched epoch before (`benchmarks.early_solves`: no harm up to 0.3)."""
-LATE_NUMBERS, LATE_AT_LEAST = 1 << 25, 0.03
-"""Sketches that come meanwhile wait for the solve. They are no more than so many numbers, 128 MB, but for very large
-tables."""
-EARLY_SIZE = 1 << 20
-"""Numbers in a table from which that pays: below, a solve takes some hundredths of a second at the epoch's end."""
+LATE = 0.03
+"""The share of a sketched epoch that a large solve does not wait for: it runs in a thread meanwhile, on a table whose
+rows of these examples are those of the sketched epoch before. A larger one would leave less to wait for, and costs some
+networks a part of their gain (`benchmarks.early_solves`)."""
+EARLY_SIZE = 1 << 23
+"""Numbers in a table from which that pays: below, a solve takes less than a third of a second at the epoch's end."""
 
 
 def late_share(numbers: int) -> float:
     """The share of an epoch beside which a table of so many numbers is solved, from the second sketched epoch on."""
-    if numbers < EARLY_SIZE:
-        return 0.0
-    return min(LATE, max(LATE_AT_LEAST, LATE_NUMBERS / numbers))
+    return LATE if numbers >= EARLY_SIZE else 0.0
 
 
 class Planner(Protocol):
