@@ -31,7 +31,7 @@ from experiments.training import batches
 from heeler.ordering.refresh import REFRESH
 from heeler.sketch import Sketcher, preconditioner
 
-LENGTHS = ("256", "1024", "4096", "exact")
+LENGTHS = ("256", "1024", "2048", "4096", "exact")
 ROWS = ("random", "default", *(f"{k}{scale}{r}" for k in LENGTHS for scale in ("", "s", "q") for r in ("", "/r")))
 
 
