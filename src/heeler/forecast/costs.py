@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 from heeler.herding import rule_class
 from heeler.herding.rules.blocks import default_block
+from heeler.herding.steps import WINDOW, reach
 from heeler.herding.strata import COLUMNS
 from heeler.ordering.distributed.rounds import LAST_FROM
 from heeler.ordering.planner import late_share
 from heeler.ordering.refresh import sketched_epochs
 
-SOLVE_RATE = 3e7
-"""Numbers of a table that a solve of `herd` gets through in a second: `python -m benchmarks solver` took 8.3 s for
-2.56e8 on one core of a shared AMD EPYC, 2026-11-16, with steps of 64. With steps of 4 and 16 it was two to three times
-as many. `sweeps` takes a third of the time."""
+SWEEP, PAIR, PRODUCT = 9e-9, 2.2e-8, 9e-11
+"""Seconds of a solve of `herd` per number of the table, per pair of examples that it looks at, and per number of these:
+`solve_seconds`. One core of a shared AMD EPYC, 2026-11-16: 10^6 × 256 in steps of 64 took 13.9 s (`python -m benchmarks
+solver`), 10^7 × 64 took 78 s (`levels`), 12,800 × 1,024 took 0.26 s, and 50,000 × 256 in steps of 16 took 0.22 s."""
 ORDER_BYTES = 140
 """Bytes per example that orders take while a solve runs. The sums of steps come on top: about 14 · K / (examples per
 step)."""
@@ -42,14 +43,23 @@ class Needs:
     leader_bytes: int
     """Sent and received per epoch by the leader."""
     solve_seconds: float
-    """An estimate; see `SOLVE_RATE`."""
+    """An estimate; see `solve_seconds`."""
     beside: float
     """The share of a sketched epoch beside which the solve runs in a thread, from the second such epoch on."""
 
 
-def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = True, strata: int = 0) -> Needs:
+def solve_seconds(examples: int, dim: int, step: int) -> float:
+    """How long `herd` takes to order so many examples of `dim` numbers, in steps of so many, on one core."""
+    pairs = reach(step, dim) * min(step, WINDOW)
+    return examples * (SWEEP * dim + pairs * (PAIR + PRODUCT * dim))
+
+
+def needs(
+    order: str, examples: int, dim: int, workers: int, *, step: int = 64, dealt: bool = True, strata: int = 0
+) -> Needs:
     """What a rule needs for `examples` in all, with sketches of `dim` numbers.
 
+    step: examples that all workers together take a step by.
     dealt: one order is dealt out to all workers; False where each has a shard of its own.
     strata: how many there are; a solve then has a copy of the table with their coordinates beside it.
     """
@@ -67,7 +77,7 @@ def needs(order: str, examples: int, dim: int, workers: int, *, dealt: bool = Tr
         per_example = (2 if rule.keeps_table else 4) * dim + 8  # sketch, its number, and its place in the next order
         worker = -(-examples // workers) * per_example
         leader = worker * (workers - 1)
-    solve = examples * wide / SOLVE_RATE if rule.solves_in_background else 0.0
+    solve = solve_seconds(examples, wide, step) if rule.solves_in_background else 0.0
     beside = 0.0
     if rule.solves_in_background:
         beside = 1 - LAST_FROM if workers > 1 else late_share(examples * dim)

@@ -155,6 +155,7 @@ def explain(
         own if apart else examples,
         numbers,
         1 if apart else workers,
+        step=batch_size if apart else batch_size * workers,
         dealt=shards == "global",
         strata=0 if given is None else len(given.names),
     )

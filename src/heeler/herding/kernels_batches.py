@@ -7,9 +7,8 @@ import numpy as np
 from numba import njit, types
 
 from heeler.herding.kernels import _COMPILE, _prefetch, _value
+from heeler.herding.steps import WINDOW
 
-WINDOW = 64
-"""Examples of each of two steps that are looked at together: their inner products, (2 · 64)², fit the caches."""
 _TURNS = 8
 """Times that all examples of a pair are offered an exchange; nearly always fewer are needed."""
 

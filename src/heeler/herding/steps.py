@@ -27,6 +27,8 @@ FEW = 1 << 15
 """Numbers of a step, examples × K, below which they exchange with steps further away. An exchange looks at all pairs of
 examples of two steps, so its time per example is in proportion to that: with FURTHER it stays below what a step of 64
 sketches of 1,024 numbers takes with NEAR. On convex tasks that leaves two thirds of f − f* (`benchmarks.thorough`)."""
+WINDOW = 64
+"""Examples of each of two steps that are looked at together: their inner products, (2 · 64)², fit the caches."""
 SHARE = 0.1
 """How much the steps' sums count in exchanges beside the prefixes, both measured by what they are at first. With the
 steps' sums alone prefixes suffer where they are as short as a step's sum is: on some convex tasks that was worse than
