@@ -148,7 +148,7 @@ def test_steps_hold_about_their_share_of_each_stratum(kinds, dtype):
     exact = shares_off(strata, stratified_order(strata, 64, rng), 64)
     assert shares_off(strata, known.order, 64) < 1.5 * exact + 0.5 < 0.5 * shares_off(strata, plain.order, 64)
     balance = [imbalance(table, order, [2048], 64) for order in (plain.order, known.order, rng.permutation(2048))]
-    assert balance[1] < 5 * balance[0] < 0.05 * balance[2]
+    assert balance[1] < 5 * balance[0] < 0.01 * balance[2]
     assert parallel_herding_bound(table, known.order, batch_size=64, shard_sizes=[2048]).rms < 2 * plain.bound_after
 
 
