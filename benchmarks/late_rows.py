@@ -29,15 +29,15 @@ from experiments.folder import Folder
 from experiments.plans import comparison
 from experiments.records import carry_out
 from heeler.herding import batches
-from heeler.ordering.distributed.rounds import LAST_FROM, LATE_PART
-from heeler.ordering.planner import LocalPlanner
+from heeler.ordering.distributed.rounds import LATE_PART
+from heeler.ordering.planner import LATE, LocalPlanner
 
-LATE = 1.0 - 1.0 / LATE_PART
+SIXTH = 1.0 - 1.0 / LATE_PART
 POLICIES = {
     "all": (1.0, 1.0),
-    "3%": (1.0, LAST_FROM),
-    "a sixth": (LATE, LATE),
-    "a sixth, anywhere": (LATE, LATE),
+    "3%": (1.0, 1.0 - LATE),
+    "a sixth": (SIXTH, SIXTH),
+    "a sixth, anywhere": (SIXTH, SIXTH),
 }
 """From which share of the first epoch, and of later ones, the solve begins."""
 IN_FRONT = batches._unseen_in_front

@@ -9,8 +9,7 @@ from heeler.herding import rule_class
 from heeler.herding.rules.blocks import default_block
 from heeler.herding.steps import WINDOW, reach
 from heeler.herding.strata import COLUMNS
-from heeler.ordering.distributed.rounds import LAST_FROM
-from heeler.ordering.planner import late_share
+from heeler.ordering.planner import LATE, late_share
 from heeler.ordering.refresh import sketched_epochs
 
 SWEEP, PAIR, PRODUCT = 9e-9, 2.2e-8, 9e-11
@@ -80,7 +79,7 @@ def needs(
     solve = solve_seconds(examples, wide, step) if rule.solves_in_background else 0.0
     beside = 0.0
     if rule.solves_in_background:
-        beside = 1 - LAST_FROM if workers > 1 else late_share(examples * dim)
+        beside = LATE if workers > 1 else late_share(examples * dim)
     return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve, beside)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from heeler.ordering.planner import LATE
+
 ROUND_BYTES = 1 << 22
 """Sketches that a rank keeps back, at most, before it sends them."""
 ROUNDS, LITTLE = 8, 1 << 18
@@ -16,11 +18,9 @@ to wait, is then short. A round costs every rank about a millisecond of its proc
 LARGE = 1 << 24
 """Numbers in a table from which a solve takes some tenths of a second. It then gets LATE_STEPS to be ready in, and in
 the first epoch it does not wait for all sketches either."""
-LAST_FROM = 0.97
-"""The share of an epoch after which its last round begins, at the latest."""
 LATE_STEPS, LATE_PART = 16, 6
 """Steps of an epoch that its last round does not wait for, but no more than a sixth of them; in long epochs
-LAST_FROM leaves more. What that costs an order was measured on digits and a small network with epochs of 96 steps
+LATE leaves more. What that costs an order was measured on digits and a small network with epochs of 96 steps
 (`benchmarks.late_rows`)."""
 
 
@@ -52,7 +52,7 @@ class Rounds:
     def _early_end(self, length: int) -> float:
         """Where an early last round begins."""
         if self._numbers < LARGE:
-            return LAST_FROM * length
+            return (1 - LATE) * length
         steps = -(-length // self._batch_size)
         late = min(LATE_STEPS, steps // LATE_PART)
-        return min(LAST_FROM * length, length - late * self._batch_size)
+        return min((1 - LATE) * length, length - late * self._batch_size)
