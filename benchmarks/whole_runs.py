@@ -2,11 +2,12 @@
 
     python -m benchmarks.whole_runs --device cuda --out whole-runs.json
     python -m benchmarks.whole_runs --device cpu --steps 4 --epochs 4         # does it run?
+    python -m benchmarks.whole_runs --of benchmarks/results/whole-runs-h200.json          # figures of a stored file
 
 Both models train on the same random images, in batches of 64 from a loader in the training's own process; sketches are
 taken in epochs 1, 2, 4, 8 and 16, an order is found for every epoch. Nothing of Heeler's is left out, not even loading
-its kernels in the first epoch; of CUDA's own start both are spared by three steps before. `ratio` is that of all
-epochs' seconds together.
+its kernels in the first epoch; of CUDA's own start both are spared by three steps before. Ratios are of seconds
+added up; `first 14` is that of the attached model's first 14 epochs to all of the plain one's, and so on.
 
 PyTorch's threads matter: with as many as there are cores (the default) every copy of a batch is split over all cores,
 and waits for the slowest of them, so that a solve beside it holds it up. `--threads` leaves cores free.
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from benchmarks.compiled import Batches, as_it_is, synchronize
 from experiments.tasks import CifarResNet
 
 BATCH = 64
+Epochs = list[dict[str, Any]]
 
 
 class Run:
@@ -72,19 +73,38 @@ def measure(norm: str, steps: int, epochs: int, device: str) -> dict[str, Any]:
         one = {"epoch": number, "plain": plain.epoch(), "heeler": attached.epoch()}
         taken.append({**one, "sketched": handle.sketcher.sketching})
         print(f"  epoch {number}: {one['heeler'] / one['plain']:.3f}", flush=True)
-    by_kind = {
-        kind: [e["heeler"] / e["plain"] for e in taken[1:] if e["sketched"] == (kind == "sketched")]
-        for kind in ("sketched", "unsketched")
-    }
     return {
         "norm": norm,
-        "ratio": sum(e["heeler"] for e in taken) / sum(e["plain"] for e in taken),
-        **{kind: statistics.median(ratios) if ratios else None for kind, ratios in by_kind.items()},
+        **figures(taken),
         "examples_with_sketch": handle.metrics()["examples_with_sketch"],
         "steps_per_epoch": steps,
         "threads": torch.get_num_threads(),
         "epochs": taken,
     }
+
+
+def figures(epochs: Epochs) -> dict[str, float]:
+    """What a run makes of its epochs."""
+    some = {
+        "all": epochs,
+        "without the first": epochs[1:],
+        "without the first two": epochs[2:],
+        "unsketched": [e for e in epochs if not e["sketched"]],
+    }
+    plain = sum(e["plain"] for e in epochs)
+    return {
+        **{name: _ratio(of) for name, of in some.items() if of},
+        **{f"first {n}": sum(e["heeler"] for e in epochs[:n]) / plain for n in (14, 18) if n <= len(epochs)},
+    }
+
+
+def _ratio(epochs: Epochs) -> float:
+    return sum(e["heeler"] for e in epochs) / sum(e["plain"] for e in epochs)
+
+
+def shown(run: dict[str, Any]) -> str:
+    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in figures(run["epochs"]).items())
+    return f"{run['norm']} norm, {run['steps_per_epoch']} steps, {run['threads']} threads: {ratios}"
 
 
 def main() -> None:
@@ -95,7 +115,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--threads", type=int, help="of PyTorch; as many as there are cores if not given")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--of", type=Path, help="show this file's figures, and run nothing")
     options = parser.parse_args()
+    if options.of is not None:
+        print(*map(shown, json.loads(options.of.read_text())["runs"]), sep="\n")
+        return
     if options.threads:
         torch.set_num_threads(options.threads)
     machine = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
@@ -103,7 +127,7 @@ def main() -> None:
     for norm in options.norm or ("batch", "group"):
         found = measure(norm, options.steps, options.epochs, options.device)
         results["runs"].append(found)
-        print({key: value for key, value in found.items() if key != "epochs"}, flush=True)
+        print(shown(found), flush=True)
         if options.out is not None:
             options.out.write_text(json.dumps(results, indent=1) + "\n")
 
