@@ -143,12 +143,12 @@ class DyeTest:
                 )
                 break
             for key, layer in list(open_.items()):
-                only = layer.layout if known else None
-                verdict = _verdict(first[key], [run.get(key, []) for run in runs], sets, self._noise_of(layer), only)
+                only, seen = layer.layout if known else None, [run.get(key, []) for run in runs]
+                verdict = _verdict(first[key], seen, sets, self._noise_of(layer), only)
                 if verdict == MIXED and not measured:  # or is there more noise than there was?
                     self._measure_noise(first, forward)
                     measured = True
-                    verdict = _verdict(first[key], [run.get(key, []) for run in runs], sets, layer.noise, only)
+                    verdict = _verdict(first[key], seen, sets, self._noise_of(layer), only)
                 if isinstance(verdict, Layout):
                     layer.layout = verdict
                     del open_[key]
