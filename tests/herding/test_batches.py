@@ -229,6 +229,16 @@ def test_steps_of_few_numbers_exchange_further_and_no_solve_takes_longer_for_it(
         assert steps_module.reach(step, dim) * step * dim <= most
 
 
+@pytest.mark.parametrize(("workers", "batch_size", "rounds"), [(1, 512, 4), (1, 513, 3), (4, 128, 4), (4, 129, 3)])
+def test_large_steps_have_fewer_rounds(workers, batch_size, rounds):
+    """It is the step of all workers that counts."""
+    table = normal(20_000, 8)
+    options = {"batch_size": batch_size, "shard_sizes": [20_000 // workers] * workers}
+    as_said = solve_batches(table, rounds=rounds, **options)
+    np.testing.assert_array_equal(solve_batches(table, **options).order, as_said.order)
+    assert as_said.sweeps == rounds
+
+
 def test_unseen_examples_come_in_the_first_half():
     rng = np.random.default_rng(0)
     table, sizes = rng.standard_normal((1000, 5)), [500, 500]

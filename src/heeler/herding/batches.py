@@ -31,10 +31,10 @@ from heeler.herding.steps import SWEEPS, Steps, centre
 from heeler.herding.strata import beside
 from heeler.herding.validate import Array, IntArray
 
-ROUNDS = 4
-"""Of exchanges, at most. In each, every step meets one at every distance that `steps.reach` allows. Eight rounds leave
-0.99 of the prefixes with steps of 64, and 0.9 with steps of 1,024, where they take half as long again: too long for a
-leader of many workers."""
+ROUNDS, FEWER, LARGE = 4, 3, 512
+"""Rounds of exchanges, at most; the second between steps of more examples than the third. In each, every step meets one
+at every distance that `steps.reach` allows. With steps of 64 more than four leave 0.99 of the prefixes. With the 1,024
+of many workers a fourth leaves 0.98, and takes a quarter more time than the steps beside which a leader solves."""
 
 
 def solve_batches(
@@ -45,7 +45,7 @@ def solve_batches(
     shard_sizes: Sequence[int] | None = None,
     strata: IntArray | None = None,
     seen: NDArray[np.bool_] | None = None,
-    rounds: int = ROUNDS,
+    rounds: int | None = None,
 ) -> Solution:
     """A new order of all N examples in which every prefix and every step is balanced.
 
@@ -58,7 +58,7 @@ def solve_batches(
         shard_sizes: examples of each worker, side by side; None for one worker.
         strata: (N,) codes, 0 or more; every step then holds about its share of each.
         seen: (N,) which examples have a vector; the others count as the mean. All by default.
-        rounds: of exchanges, at most.
+        rounds: of exchanges, at most; by default by the size of a step.
 
     Returns:
         The order with its bound, of which strata are a part; `bound_before` and `bound_random` are that of the random
@@ -79,7 +79,7 @@ def solve_batches(
     before, bound_random = steps.total, steps.bound()
     steps.rearrange(_swept(floats, start, shards, batch_size, seen, rng))
     steps.level(rng)
-    done = steps.balance(rounds, rng)
+    done = steps.balance((FEWER if steps.largest > LARGE else ROUNDS) if rounds is None else rounds, rng)
     seconds = time.perf_counter() - begun
     left = steps.total / before if before > 0 else 1.0
     return Solution(steps.order(), bound_random, steps.bound(), bound_random, done, seconds, left)

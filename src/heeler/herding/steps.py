@@ -91,6 +91,11 @@ class Steps:
         return self._offsets.size - 1
 
     @property
+    def largest(self) -> int:
+        """Examples in the largest step, all workers' together."""
+        return int(np.diff(self._offsets).max())
+
+    @property
     def total(self) -> float:
         """Σ_t ‖sum_t‖², in units of the scale."""
         return float(np.einsum("tk,tk->", self._sums, self._sums, dtype=np.float64))
@@ -132,11 +137,11 @@ class Steps:
 
         What falls is Σ_t ‖prefix_t‖² + λ Σ_t ‖sum_t‖², where λ = SHARE · Σ ‖prefix‖² / Σ ‖sum‖² of the order at first.
         """
-        if np.diff(self._ends).max() < 2 or np.diff(self._offsets).max() < 2 or self.total == 0:
+        if np.diff(self._ends).max() < 2 or self.largest < 2 or self.total == 0:
             return 0
         weight = SHARE * self._squared_prefixes() / self.total
         left, done = self._norms(), 0
-        near = reach(int(np.diff(self._offsets).max()), self._sums.shape[1])
+        near = reach(self.largest, self._sums.shape[1])
         while done < rounds:
             for distance in range(1, near + 1):
                 odd = int(rng.integers(2))
