@@ -49,8 +49,14 @@ class BackgroundThread:
         self._thread.tasks.put((future, task))
         return future
 
-    def __del__(self) -> None:
+    def close(self, wait: float = 0.0) -> None:
+        """End after the tasks that were submitted, and wait for that for up to `wait` seconds."""
         self._thread.tasks.put(None)
+        if wait and threading.current_thread() is not self._thread:
+            self._thread.join(wait)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class _Thread(threading.Thread):

@@ -1,127 +1,140 @@
 """The DataLoader that draws from the sampler: which batches it hands out, and whether it keeps their order.
 
 A sampler is never told who draws from it, but only the loader knows what the loop is given. So its iterator is found on
-the call stack, and what it hands out is noted as it does.
+the call stack, and what it hands out is noted as it does (`heeler.torch_private` says what is used for that).
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, dataloader, default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from heeler.ordering.collating import CollateTest, verdict_on
+from heeler import torch_private as private
+from heeler.ordering.collate_check import CollateTest, verdict_on
 
-DEPTH = 16
-"""Frames to look through: sampler, batch sampler, wrappers of batch samplers, loader."""
-
-OnBatch = Callable[[list[int] | None, Any], None]
+if TYPE_CHECKING:
+    from heeler.ordering.progress import Progress
 
 
 class LoaderProbe:
-    """One iterator of a `DataLoader`, watched without keeping it alive.
+    """One pass of a `DataLoader`'s iterator over its batch sampler, watched without keeping the iterator alive.
 
-    on_batch: told of every batch as it is handed out: the numbers that its batch sampler gave (None where they were not
-        seen), and the collated data.
-    count: how many indices were drawn so far.
+    A loader that never ends draws one epoch after the other in one pass: `progress` is the iteration that it draws
+    from now, and every batch is told to the iteration that it was drawn from.
     """
 
-    def __init__(self, iterator: Any, batch_size: int | None, on_batch: OnBatch, count: Callable[[], int]) -> None:
-        self.batch_size = batch_size
-        self.drops_last: bool = bool(getattr(iterator._index_sampler, "drop_last", False))
+    def __init__(self, iterator: Any, progress: Progress) -> None:
+        self.progress = progress
+        facts = private.loader_facts(iterator)
+        self.batch_size = _batch_size(facts)
+        self.drops_last: bool = bool(getattr(facts.batch_sampler, "drop_last", False))
+        self.watches = facts.collates
+        """Whether every batch is seen as it is handed out."""
         self._iterator: weakref.ref[Any] = weakref.ref(iterator)
-        self._before: int = iterator._num_yielded
+        self._pass = private.pass_of(iterator)
+        self._before = private.batches_yielded(iterator)
         self._handed_out = 0
         self.drawn_for_first: int | None = None
-        """How many indices the batch took whose numbers passed us by; None while there is no second one."""
-        self._drawn: deque[list[int] | None] = deque()
-        if iterator._auto_collation:
-            self._watch(iterator, on_batch, count)
+        """How many indices the batch took whose indices passed us by; None while there is no second one."""
+        self._drawn: deque[tuple[list[int] | None, Progress]] = deque()
+        if self.watches:
+            private.watch_batches(iterator, self)
 
     @property
     def handed_out(self) -> int:
         """Batches that the loop has been given since the probe was made; of a loader that is gone, what it last was."""
         iterator = self._iterator()
         if iterator is not None:
-            self._handed_out = iterator._num_yielded - self._before
+            self._handed_out = private.batches_yielded(iterator) - self._before
         return self._handed_out
 
-    @property
-    def finished(self) -> bool:
-        """Whether the loader's loop has ended: it is gone or has shut down.
+    def is_of(self, iterator: Any) -> bool:
+        """Whether this is the pass that the iterator is in."""
+        return self._pass() is not None and self._pass() is private.pass_of(iterator)()
 
-        One with persistent workers shows no difference, and counts as finished.
-        """
+    def is_done_with(self, progress: Progress) -> bool:
+        """Whether the loop gets no more batches of this iteration."""
         iterator = self._iterator()
-        return (
-            iterator is None
-            or getattr(iterator, "_finished", False)  # torchdata's StatefulDataLoader
-            or getattr(iterator, "_shutdown", False)
-            or getattr(iterator, "_persistent_workers", False)
-        )
+        if iterator is None or private.has_shut_down(iterator) or not self.is_of(iterator):
+            return True
+        if not self.watches:
+            return False
+        return progress is not self.progress and all(each is not progress for _, each in self._drawn)
 
-    def _watch(self, iterator: Any, on_batch: OnBatch, count: Callable[[], int]) -> None:
-        """Have the iterator tell what it hands out. Nothing here may refer to it: it must die with its loop."""
-        fetcher = getattr(iterator, "_dataset_fetcher", None)
-        if fetcher is not None:  # one process: a batch is fetched when it is handed out
-            ref, fetch_of = weakref.ref(fetcher), type(fetcher).fetch
+    # What the iterator tells: see `private.watch_batches`
 
-            def fetch(indices: Any) -> Any:
-                data = fetch_of(ref(), indices)
-                on_batch(list(indices), data)
-                return data
+    def begin_first(self) -> None:
+        """The indices of a batch are being drawn, and pass us by."""
+        self._drawn.append((None, self.progress))
 
-            fetcher.fetch = fetch
+    def drew(self, indices: Any) -> None:
+        """The batch sampler has given the indices of a batch."""
+        self._drawn.append((list(indices), self.progress))
+
+    def begin_draw(self) -> None:
+        """Those of a further batch are asked for."""
+        if self.drawn_for_first is None:
+            self.drawn_for_first = self.progress.drawn
+
+    def hand_out(self, data: Any, indices: Any = None) -> None:
+        """The loop is given a batch; indices: where it is fetched at that moment."""
+        if indices is not None:
+            self.progress.hand_out(list(indices), data)
             return
-        kind, own, drawn = type(iterator), self._iterator, self._drawn
-        drawn.append(None)  # the numbers of the batch that is being drawn now are on their way past us
+        numbers, progress = self._drawn.popleft() if self._drawn else (None, self.progress)
+        progress.hand_out(numbers, data)
 
-        def next_index() -> Any:
-            if self.drawn_for_first is None:
-                self.drawn_for_first = count()
-            indices = kind._next_index(own())
-            drawn.append(list(indices))
-            return indices
-
-        def next_data() -> Any:
-            data = kind._next_data(own())
-            on_batch(drawn.popleft() if drawn else None, data)
-            return data
-
-        iterator._next_index, iterator._next_data = next_index, next_data
+    def end(self) -> None:
+        """The loop has asked for more batches than there are."""
+        self.progress.end()
 
 
-def find_loader(on_batch: OnBatch, count: Callable[[], int]) -> LoaderProbe | None:
-    """The loader that draws from us right now, found on the call stack; None where there is none of known batches."""
-    iterator = _enclosing_iterator()
+_probes: weakref.WeakKeyDictionary[Any, LoaderProbe] = weakref.WeakKeyDictionary()
+
+
+def find_loader(progress: Progress) -> LoaderProbe | None:
+    """The loader that draws from `progress` right now, found on the call stack; None where there is none."""
+    iterator = private.enclosing_loader_iterator()
     if iterator is None:
         return None
-    if not getattr(iterator, "_in_order", True):
+    if not private.loader_facts(iterator).keeps_order:
         raise ValueError(
             "DataLoader(in_order=False) hands batches out in an order that cannot be known, so Heeler could not "
             "tell which examples a gradient belongs to: use in_order=True (the default)"
         )
-    return LoaderProbe(iterator, _batch_size(iterator), on_batch, count)
+    probe = _probes.get(iterator)
+    if probe is not None and probe.is_of(iterator):  # a loader that never ends, in the next epoch
+        probe.progress = progress
+    else:
+        probe = _probes[iterator] = LoaderProbe(iterator, progress)
+    return probe
 
 
-def _batch_size(iterator: Any) -> int | None:
-    batches = iterator._index_sampler
+def is_endless() -> bool:
+    """Whether the loader that draws from us right now goes on with a pass in which it has drawn from us before."""
+    iterator = private.enclosing_loader_iterator()
+    probe = None if iterator is None else _probes.get(iterator)
+    return probe is not None and probe.is_of(iterator)
+
+
+def _batch_size(facts: private.LoaderFacts) -> int | None:
+    batches = facts.batch_sampler
     while not hasattr(batches, "batch_size") and hasattr(batches, "batch_sampler"):  # Accelerate's, to skip some
         batches = batches.batch_sampler
-    size = getattr(batches, "batch_size", None) if iterator._auto_collation else 1
+    size = getattr(batches, "batch_size", None) if facts.collates else 1
     return size if isinstance(size, int) else None
 
 
 def drawing_loader() -> tuple[int | None, int] | None:
     """Batch size and workers of the loader that draws from us right now; None where there is none."""
-    iterator = _enclosing_iterator()
+    iterator = private.enclosing_loader_iterator()
     if iterator is None:
         return None
-    return _batch_size(iterator), int(getattr(iterator, "_num_workers", 0))
+    facts = private.loader_facts(iterator)
+    return _batch_size(facts), facts.workers
 
 
 def collate_verdict(indices: list[int]) -> str:
@@ -130,35 +143,24 @@ def collate_verdict(indices: list[int]) -> str:
     The collate function is called twice on the same examples, in two orders, where the loader calls it too: here, or in
     a worker process of its own, so that no file is opened here that worker processes would inherit.
     """
-    iterator = _enclosing_iterator()
-    if iterator is None or not iterator._auto_collation or iterator._collate_fn is default_collate:
+    iterator = private.enclosing_loader_iterator()
+    if iterator is None:
+        return "keeps"
+    facts = private.loader_facts(iterator)
+    if not facts.collates or facts.collate_fn is default_collate:
         return "keeps"
     try:
-        test = CollateTest(iterator._collate_fn)
-        if getattr(iterator, "_num_workers", 0) == 0:
-            return verdict_on(iterator._dataset, test, indices)
-        context = getattr(iterator, "_multiprocessing_context", None)
+        test = CollateTest(facts.collate_fn)
+        if facts.workers == 0:
+            return verdict_on(facts.dataset, test, indices)
         loader = DataLoader(
-            iterator._dataset,
+            facts.dataset,
             batch_sampler=[indices],
             num_workers=1,
             collate_fn=test,
-            multiprocessing_context=context,
-            worker_init_fn=getattr(iterator, "_worker_init_fn", None),
+            multiprocessing_context=facts.context,
+            worker_init_fn=facts.worker_init_fn,
         )
         return str(next(iter(loader)))
     except Exception:  # what cannot be tried cannot be judged
         return "unknown"
-
-
-def _enclosing_iterator() -> Any | None:
-    frame = sys._getframe(1)
-    for _ in range(DEPTH):
-        caller = frame.f_back
-        if caller is None:
-            return None
-        frame = caller
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, dataloader._BaseDataLoaderIter):
-            return owner
-    return None

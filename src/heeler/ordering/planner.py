@@ -13,7 +13,8 @@ from heeler.herding import OrderingRule, Solution
 from heeler.herding.lazy import LazyOrder, Order
 from heeler.herding.validate import IntArray
 from heeler.ordering.background import BackgroundThread
-from heeler.ordering.dealing import Layout
+from heeler.ordering.epoch import Epoch, Plan
+from heeler.ordering.partition import Partition
 from heeler.ordering.state import is_lazy, order_state, resumed_order
 
 LATE = 0.03
@@ -30,36 +31,41 @@ def late_share(numbers: int) -> float:
 
 
 class Planner(Protocol):
-    """Feeds a rule and gives this worker's indices for each epoch; of one process, or of many that share an order."""
+    """Feeds a rule and finds the order of the next epoch; of one process, or of many that share an order.
+
+    It keeps no order: the epoch, with the order that it has, is handed to it where it needs one.
+    """
 
     rule: OrderingRule
     """The ordering rule. Of many workers the leader's is fed, and the others' only gives the first order."""
     sees_all: bool
     """Whether the sketches of all workers meet here, and with them the state that a restart needs."""
 
-    @property
-    def indices(self) -> Order:
-        """This worker's indices in the current epoch."""
+    def first(self) -> Plan:
+        """The order of the first epoch."""
 
     def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
         """Take note of trained examples: (b,) indices, (b, K) vectors."""
 
-    def wants_start(self, trained: int, length: int, *, sketched: bool) -> bool:
-        """Whether now, with `trained` of `length` positions done, is the time to call `start`.
+    def wants_start(self, epoch: Epoch, trained: int, *, sketched: bool) -> bool:
+        """Whether now, with `trained` positions of the epoch done, is the time to call `start`.
 
         sketched: whether this epoch brings sketches. If not, there is nothing to wait for.
         """
 
-    def start(self) -> None:
-        """Begin to work on the next order while the epoch goes on."""
+    def start(self, epoch: Epoch) -> None:
+        """Begin to work on the order after `epoch` while that goes on."""
 
-    def next_order(self) -> None:
-        """Close the epoch and go on to the next order."""
+    def finish(self, epoch: Epoch) -> None:
+        """This worker's training of `epoch` has come to its end; waits for nobody."""
+
+    def next(self, epoch: Epoch) -> Plan:
+        """Close `epoch`; returns the order of the next one."""
 
     def forget(self, indices: IntArray) -> None:
-        """Drop what was filed under `indices`, for it may be about other examples."""
+        """Drop what was stored for `indices`, for it may be about other examples."""
 
-    def consolidate(self, trained: int) -> None:
+    def consolidate(self, epoch: Epoch, trained: int) -> None:
         """Bring what all workers have seen to the leader; all of them call it at the same step.
 
         trained: how many examples of the epoch this worker has trained on.
@@ -68,14 +74,20 @@ class Planner(Protocol):
     def reading(self) -> AbstractContextManager[Any]:
         """Hold this to read the rule's table, with all that this process knows in it, while nobody writes to it."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, epoch: Epoch) -> dict[str, Any]:
         """All state as a copy."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on where `state_dict` was taken; True if the workers are the same, so that positions still hold."""
+    def load_state_dict(self, state: dict[str, Any]) -> tuple[Plan, bool]:
+        """Go on where `state_dict` was taken: the order of its epoch, and whether positions in it still hold."""
 
     def metrics(self) -> dict[str, float]:
         """What there is to log besides the rule's own."""
+
+    def open(self, epoch: Epoch) -> None:
+        """Have threads and connections again after `close`; all workers call it in the same epoch."""
+
+    def close(self, epoch: Epoch | None) -> None:
+        """End threads and leave connections; what was seen stays. Other workers that wait for this one find out."""
 
 
 class LocalPlanner:
@@ -87,18 +99,19 @@ class LocalPlanner:
 
     sees_all = True
 
-    def __init__(self, rule: OrderingRule, layout: Layout) -> None:
-        self.rule, self.layout = rule, layout
-        self._order: Order = rule.order
+    def __init__(self, rule: OrderingRule, partition: Partition) -> None:
+        self.rule, self.partition = rule, partition
         self._closed = False  # rule.order is the next epoch's already
         self._late: list[tuple[IntArray, NDArray[np.float32]]] = []
         self._solving: Future[Solution | None] | None = None
 
-    @property
-    def indices(self) -> Order:
-        if isinstance(self._order, LazyOrder) and self.layout.workers == 1:
-            return self._order
-        return self.layout.part(np.asarray(self._order))
+    def first(self) -> Plan:
+        return self._plan(self.rule.order)
+
+    def _plan(self, order: Order) -> Plan:
+        if isinstance(order, LazyOrder) and self.partition.workers == 1:
+            return Plan(order, order)
+        return Plan(self.partition.part(np.asarray(order)), order)
 
     def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
         if self._solving is not None:
@@ -106,56 +119,68 @@ class LocalPlanner:
         else:
             self.rule.observe(indices, vectors)
 
-    def wants_start(self, trained: int, length: int, *, sketched: bool) -> bool:
+    def wants_start(self, epoch: Epoch, trained: int, *, sketched: bool) -> bool:
         if self._closed or self._solving is not None or not self.rule.solves_in_background:
             return False
-        table = self.rule.table
+        table, length = self.rule.table, len(epoch.order)
         return not sketched or (
             table is not None
             and (1 - late_share(table.rows.size)) * length <= trained < length
             and bool(table.seen.all())  # an example without a sketch would get a random place for an epoch
         )
 
-    def start(self) -> None:
-        self._solving = BackgroundThread("heeler-solve").submit(self.rule.solve)
+    def start(self, epoch: Epoch) -> None:
+        thread = BackgroundThread("heeler-solve")
+        self._solving = thread.submit(self.rule.solve)
+        thread.close(wait=0.0)  # it ends with its task
 
-    def next_order(self) -> None:
+    def finish(self, epoch: Epoch) -> None:
+        """Nobody waits for this worker."""
+
+    def next(self, epoch: Epoch) -> Plan:
         self._settle()
         if not self._closed:
             self.rule.next_order()
         self._closed = False
-        self._order = self.rule.order
+        return self._plan(self.rule.order)
 
     def forget(self, indices: IntArray) -> None:
         self._settle()
         self.rule.forget(indices)
 
-    def consolidate(self, trained: int) -> None:
+    def consolidate(self, epoch: Epoch, trained: int) -> None:
         """Nothing to bring together: one worker has seen everything."""
 
     def reading(self) -> AbstractContextManager[Any]:
         self._settle()  # sketches that wait for a solve are the newest
         return nullcontext()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, epoch: Epoch) -> dict[str, Any]:
         self._settle()
-        return order_state(self.rule, self._order, self._closed, self.layout)
+        return order_state(self.rule, epoch.plan.whole, self._closed, self.partition)
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
+    def load_state_dict(self, state: dict[str, Any]) -> tuple[Plan, bool]:
         self._settle()
-        order, same = (None, True) if is_lazy(state) else resumed_order(state, self.layout)
+        order, same = (None, True) if is_lazy(state) else resumed_order(state, self.partition)
         self.rule.load_state_dict(state["rule"])
-        self._order, self._closed = self.rule.order if order is None else order, state["closed"]
-        return same
+        self._closed = state["closed"]
+        return self._plan(self.rule.order if order is None else order), same
 
     def metrics(self) -> dict[str, float]:
         return {}
 
+    def open(self, epoch: Epoch) -> None:
+        """A solve has its own thread, which ends with it."""
+
+    def close(self, epoch: Epoch | None) -> None:
+        self._settle()
+
     def _settle(self) -> None:
-        """Wait for a solve under way, take its order, and file what had to wait for it."""
+        """Wait for a solve under way, take its order, and store what had to wait for it."""
         if self._solving is not None:
-            self.rule.commit(self._solving.result())
-            self._solving, self._closed = None, True
+            solving, self._solving = self._solving, None
+            self.rule.commit(solving.result())
+            self._closed = True
         for indices, vectors in self._late:
             self.rule.observe(indices, vectors)
         self._late.clear()

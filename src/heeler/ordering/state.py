@@ -12,7 +12,7 @@ from heeler.herding import OrderingRule
 from heeler.herding.lazy import LazyOrder, Order
 from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
-from heeler.ordering.dealing import Layout
+from heeler.ordering.partition import Partition
 
 _WIDE = 2**63
 
@@ -45,36 +45,36 @@ def to_numpy(tree: Any) -> Any:
     return tree
 
 
-def order_state(rule: OrderingRule, order: Order, closed: bool, layout: Layout) -> dict[str, Any]:
+def order_state(rule: OrderingRule, order: Order | None, closed: bool, partition: Partition) -> dict[str, Any]:
     """What any number of workers can go on from, as a copy. An order that is no array is part of the rule's state."""
     return {
         "rule": rule.state_dict(),
         "order": {"length": len(order)} if isinstance(order, LazyOrder) else order.copy(),
         "closed": closed,
-        "workers": layout.workers,
-        "batch_size": layout.batch_size,
-        "drop_last": layout.drop_last,
+        "workers": partition.workers,
+        "batch_size": partition.batch_size,
+        "drop_last": partition.drop_last,
     }
 
 
-def resumed_order(state: dict[str, Any], layout: Layout) -> tuple[IntArray, bool]:
+def resumed_order(state: dict[str, Any], partition: Partition) -> tuple[IntArray, bool]:
     """The epoch order to go on with, and whether positions in it still hold.
 
     With other workers than the state was saved with, what is left of the epoch is dealt out anew.
     """
     if is_lazy(state):
         raise ValueError(
-            f"the state is of an order in two levels, which one worker follows, and cannot go on with {layout.workers}"
+            f"the state is of an order in two levels, which one worker follows, and cannot go on with {partition.workers}"
         )
     order: IntArray = np.asarray(state["order"])
-    before = Layout(state["workers"], 0, state["batch_size"], state["drop_last"], layout.shard_sizes)
-    same = replace(before, rank=layout.rank) == layout
-    if same or layout.workers == before.workers == 1:  # a position is a position, whatever the batch size
+    before = Partition(state["workers"], 0, state["batch_size"], state["drop_last"], partition.shard_sizes)
+    same = replace(before, rank=partition.rank) == partition
+    if same or partition.workers == before.workers == 1:  # a position is a position, whatever the batch size
         return order, True
-    if layout.shard_sizes is not None:
+    if partition.shard_sizes is not None:
         raise ValueError(
             f"the state is of {before.workers} workers with shards of their own and cannot go on with "
-            f"{layout.workers}: with shards='local' the examples belong to the workers"
+            f"{partition.workers}: with shards='local' the examples belong to the workers"
         )
     return before.remaining(order, state["trained"]), False
 

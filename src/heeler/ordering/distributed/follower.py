@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from heeler.herding import OrderingRule
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
-from heeler.ordering.dealing import Layout
-from heeler.ordering.distributed.transport import RankFault, Transport
+from heeler.ordering.distributed.transport import Transport
+from heeler.ordering.epoch import Epoch, Plan
+from heeler.ordering.partition import Partition
 from heeler.ordering.state import resumed_order
 
 
@@ -25,59 +26,55 @@ class Follower:
 
     sees_all = False
 
-    def __init__(self, peers: Transport, rule: OrderingRule, layout: Layout, *, seed: int) -> None:
-        self.peers, self.rule, self.layout, self.seed = peers, rule, layout, seed
-        self.indices = layout.part(np.asarray(rule.order))
-        self._length = len(self.indices)
-        self._turns = 0
+    def __init__(self, peers: Transport, rule: OrderingRule, partition: Partition, *, seed: int) -> None:
+        self.peers, self.rule, self.partition, self.seed = peers, rule, partition, seed
+        self._length = len(self.first().part)
         self._lost = False
 
-    def next_order(self) -> None:
-        """Close the epoch and take the next indices, or the random ones that stand in if the first peer is lost."""
+    def first(self) -> Plan:
+        return Plan(self.partition.part(np.asarray(self.rule.order)), None)
+
+    def next(self, epoch: Epoch) -> Plan:
+        """The next indices, or the random ones that stand in if the first peer is lost."""
         if not self._lost:
             part = torch.empty(self._length, dtype=torch.int64)
             try:
+                self.peers.open()
                 self.peers.receive([part], 0, patience=5.0)  # it may itself wait for other workers
-                self.indices = part.numpy()
-            except RankFault as fault:
+                return Plan(part.numpy(), None)
+            except RuntimeError as fault:
                 self._lost = True
                 warn("the next order did not arrive (%s): orders are random from now on", fault)
-        if self._lost:
-            self.indices = self.layout.part(self.layout.at_random(len(self.rule.order), self.seed, self._turns))
-        self._turns += 1
+        return Plan(self.partition.part(self.partition.at_random(len(self.rule.order), self.seed, epoch.number)), None)
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        order, same = resumed_order(state, self.layout)
-        self.indices = self.layout.part(order)
-        return same
+    def load_state_dict(self, state: dict[str, Any]) -> tuple[Plan, bool]:
+        order, same = resumed_order(state, self.partition)
+        return Plan(self.partition.part(order), None), same
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, epoch: Epoch) -> dict[str, Any]:
         return {"leader": False}
 
     # Nothing to do: what this rank sees does not count
 
     def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None: ...
 
-    def wants_start(self, trained: int, length: int, *, sketched: bool) -> bool:
+    def wants_start(self, epoch: Epoch, trained: int, *, sketched: bool) -> bool:
         return False
 
-    def start(self) -> None: ...
+    def start(self, epoch: Epoch) -> None: ...
+
+    def finish(self, epoch: Epoch) -> None: ...
 
     def forget(self, indices: IntArray) -> None: ...
 
-    def consolidate(self, trained: int) -> None: ...
+    def consolidate(self, epoch: Epoch, trained: int) -> None: ...
+
+    def open(self, epoch: Epoch) -> None: ...
+
+    def close(self, epoch: Epoch | None) -> None: ...
 
     def reading(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def metrics(self) -> dict[str, float]:
         return {}
-
-
-def tell_peers(peers: Transport, indices: IntArray) -> None:
-    """Send this rank's indices to the others of its group; one that is lost does not hold up the rest."""
-    for peer in range(1, peers.size):
-        try:
-            peers.send([torch.from_numpy(np.ascontiguousarray(indices))], peer)
-        except RankFault as fault:
-            warn("an order could not be passed on: %s", fault)

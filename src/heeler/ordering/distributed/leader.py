@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.distributed.screening import suspicious
-from heeler.ordering.distributed.shared import COMMIT, STAGES, SharedPlanner, abort, verdict_key
+from heeler.ordering.distributed.shared import COMMIT, SharedPlanner, abort, verdict_key
 from heeler.ordering.distributed.transport import NO_ANSWER, RankFault
 from heeler.ordering.distributed.wire import News, Rows, join
+from heeler.ordering.epoch import Epoch, Plan
 from heeler.ordering.state import order_state
 
 
@@ -27,14 +28,13 @@ class Leader(SharedPlanner):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.rule.warm_up()  # now, or all ranks would wait for it at the end of the first epoch
-        self._order: IntArray = np.asarray(self.rule.order)
         # An online rule over one dealt order needs the epoch's sketches in that order, so they wait for its end.
-        waits = self.layout.shard_sizes is None and not self.rule.keeps_table
+        waits = self.partition.shard_sizes is None and not self.rule.keeps_table
         self._stash: list[Rows] | None = [] if waits else None
         self._trained = 0
         self._gathered: tuple[tuple[int, int], list[int]] = ((-1, -1), [])  # when they were brought together, positions
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, epoch: Epoch) -> dict[str, Any]:
         """All that a restart needs, on any number of ranks."""
         # Never wait for another rank here: it may itself be waiting, at a barrier, for this one to have saved.
         with self._using_rule:
@@ -42,50 +42,46 @@ class Leader(SharedPlanner):
                 for indices, vectors in [*self._late, *self._waiting]:
                     self._feed(indices, vectors)
                 self._late, self._waiting = [], []
-            state = order_state(self.rule, self._order, self._closed, self.layout)
+            state = order_state(self.rule, epoch.plan.whole, self._closed, self.partition)
             stash = join(self._stash or [], self._dim)
             return {
                 **state,
                 "first_epoch": self._first_epoch,
                 "stash": {"indices": stash[0], "vectors": stash[1]},
-                "positions": self._known_positions(),
-                "shard_sizes": list(self.layout.shard_sizes or ()),
+                "positions": self._known_positions(epoch.number),
+                "shard_sizes": list(self.partition.shard_sizes or ()),
             }
 
-    def _known_positions(self) -> list[int]:
+    def _known_positions(self, number: int) -> list[int]:
         """How far each rank has come, -1 where that is not known: it is just after `consolidate`, and for this one."""
         at, others = self._gathered
-        known = at == (self._turns, self._trained)
+        known = at == (number, self._trained)
         return [self._trained, *(others if known else [-1] * (self.transport.size - 1))]
 
-    def _note(self, trained: int) -> None:
+    def _note(self, number: int, trained: int) -> None:
         self._trained = trained
 
-    def _resume(self, order: IntArray, state: dict[str, Any]) -> None:
-        self._order, self._trained = order, state.get("trained", 0)
+    def _plan(self, part: IntArray, whole: IntArray) -> Plan:
+        return Plan(part, whole)
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        self._trained = state.get("trained", 0)
         positions = state.get("positions", [])
         if len(positions) == self.transport.size:
-            self._gathered = (self._turns, self._trained), positions[1:]
+            self._gathered = (state["epoch"], self._trained), positions[1:]
         if self._stash is not None:
             stash = state.get("stash", {"indices": [], "vectors": []})
             held = np.array(stash["indices"], np.int64), np.array(stash["vectors"], np.float32)
             self._stash = [held] if held[0].size else []
-
-    def _use(self, part: IntArray) -> None:
-        self.indices, self._order = part, np.asarray(self.rule.order)
-
-    def _take_random(self) -> IntArray:
-        self._order = super()._take_random()
-        return self._order
 
     # In the thread
 
     def _others(self) -> range:
         return range(1, self.transport.size)
 
-    def _meet(self, stage: int) -> None:
-        turn, notices = stage // STAGES, self.transport.notices
-        late = notices.behind("begun", stage, self._others(), self.transport.timeout, verdict_key(turn))
+    def _meet(self, number: int, stage: int) -> None:
+        notices = self.transport.notices
+        late = notices.behind("begun", stage, self._others(), self.transport.timeout, verdict_key(number))
         if late:
             raise RankFault(late[0], NO_ANSWER)
 
@@ -94,11 +90,11 @@ class Leader(SharedPlanner):
         deadline = time.monotonic() + self.transport.timeout
         return lambda: max(deadline - time.monotonic(), 0.1) / self.transport.timeout
 
-    def _exchange(self, news: News, trained: int) -> None:
+    def _exchange(self, number: int, news: News, trained: int) -> None:
         patience = self._patience()
         received = self._wire.receive(self._others(), patience)
         if trained >= 0:
-            self._gathered = (self._turns, trained), [position for _, position in received]
+            self._gathered = (number, trained), [position for _, position in received]
         collected = [news, *(theirs for theirs, _ in received)]
         bad = suspicious([each.rows[1] for each in collected])
         with self._using_rule:
@@ -138,31 +134,33 @@ class Leader(SharedPlanner):
         else:
             self.rule.observe(indices, vectors)
 
-    def _new_part(self, stage: int) -> IntArray:
+    def _new_part(self, epoch: Epoch) -> IntArray:
         started = time.perf_counter()
         with self._using_rule:
-            if self._stash is not None:
-                self._feed_in_order()
-            order = np.asarray(self.rule.next_order())
-            self._closed = self._failed is None  # else the epoch's end did not wait for this
+            if not self._closed:  # it is, if the ranks parted after the last solve
+                if self._stash is not None:
+                    self._feed_in_order(epoch)
+                self.rule.next_order()
+                self._closed = self._failed is None  # else the epoch's end did not wait for this
+            order = np.asarray(self.rule.order)
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()
         self.transport.send_each(
-            [(rank, [torch.from_numpy(self.layout.part(order, rank)).to(self._wire.number)]) for rank in self._others()]
+            [(rank, [torch.from_numpy(self.partition.part(order, rank)).to(self._wire.number)]) for rank in self._others()]
         )
         self._times["exchange_seconds"] += time.perf_counter() - started
-        return self.layout.part(order)
+        return self.partition.part(order)
 
-    def _verdict(self, turn: int, stage: int) -> str:
+    def _verdict(self, number: int, stage: int) -> str:
         started, notices, timeout = time.monotonic(), self.transport.notices, self.transport.timeout
         self._vote(stage)
-        late = notices.behind("at", stage, self._others(), timeout, verdict_key(turn))
+        late = notices.behind("at", stage, self._others(), timeout, verdict_key(number))
         if late:
             raise RankFault(late[0], NO_ANSWER)
         # A rank that has voted waits for three timeouts. If this one was frozen for as long, that one has gone on.
         frozen = time.monotonic() - started > 2.0 * timeout
         word = abort(RankFault(0, "it was held up for longer than the others wait")) if frozen else "commit"
-        standing = notices.decide(verdict_key(turn), word)
+        standing = notices.decide(verdict_key(number), word)
         if standing == "commit":
             self.transport.tell_each(COMMIT, self._others())
         return standing
@@ -172,12 +170,13 @@ class Leader(SharedPlanner):
             if self._stash is not None:
                 self._stash = []
 
-    def _feed_in_order(self) -> None:
+    def _feed_in_order(self, epoch: Epoch) -> None:
         """Give an online rule what all ranks saw, in the order of the epoch."""
         assert self._stash is not None
         indices, vectors = join(self._stash, self._dim)
         self._stash = []
         place = np.full(len(self.rule.order), -1)  # after a restart on other workers the epoch is what was left
-        place[self._order] = np.arange(len(self._order))
+        order = np.asarray(epoch.plan.whole)
+        place[order] = np.arange(len(order))
         sequence = np.argsort(place[indices], kind="stable")
         self.rule.observe(indices[sequence], vectors[sequence])

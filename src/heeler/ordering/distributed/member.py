@@ -11,6 +11,7 @@ from heeler.herding.validate import IntArray
 from heeler.ordering.distributed.shared import COMMIT, SharedPlanner, abort, verdict_key
 from heeler.ordering.distributed.transport import NO_ANSWER, ConnectionLost, RankFault
 from heeler.ordering.distributed.wire import News
+from heeler.ordering.epoch import Epoch, Plan
 
 
 class Member(SharedPlanner):
@@ -18,27 +19,27 @@ class Member(SharedPlanner):
 
     sees_all = False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, epoch: Epoch) -> dict[str, Any]:
         """Nothing: the leader's state is all that a restart needs."""
         return {"leader": False}
 
-    def _resume(self, order: IntArray, state: dict[str, Any]) -> None: ...
+    def _resume(self, state: dict[str, Any]) -> None: ...
 
-    def _use(self, part: IntArray) -> None:
-        self.indices = part
+    def _plan(self, part: IntArray, whole: IntArray) -> Plan:
+        return Plan(part, None)
 
     # In the thread
 
-    def _exchange(self, news: News, trained: int) -> None:
+    def _exchange(self, number: int, news: News, trained: int) -> None:
         self._wire.send(news, trained)
 
-    def _new_part(self, stage: int) -> IntArray:
+    def _new_part(self, epoch: Epoch) -> IntArray:
         part = torch.empty(self._length, dtype=self._wire.number)
         self.transport.receive([part], 0, patience=2.0)  # the leader may itself wait for another rank
         return part.numpy().astype(np.int64)
 
-    def _verdict(self, turn: int, stage: int) -> str:
-        notices, key = self.transport.notices, verdict_key(turn)
+    def _verdict(self, number: int, stage: int) -> str:
+        notices, key = self.transport.notices, verdict_key(number)
         self._vote(stage)
         # From here on only the verdict tells what the others do. While it cannot be read, waiting is all there is.
         wait = 0.0

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from heeler.herding.strata import Strata
 from heeler.herding.validate import IntArray
@@ -40,9 +39,9 @@ def gather_codes(own: Strata, sizes: tuple[int, ...], workers: Transport | None,
                 workers.receive([codes[slice(*bounds[rank])]], rank)
         else:
             workers.send([torch.from_numpy(mine)], 0)
-        _pass_on(codes, workers)
-    if peers is not None:
-        _pass_on(codes, peers)
+    for transport in (workers, peers):
+        if transport is not None:
+            codes = torch.frombuffer(bytearray(transport.broadcast(codes.numpy().tobytes())), dtype=torch.int64)
     return codes.numpy()
 
 
@@ -53,7 +52,7 @@ def _all_names(own: list[int] | list[str], transport: Transport) -> list[int | s
     if transport.rank > 0:
         transport.send([torch.tensor([text.numel()])], 0)
         transport.send([text], 0)
-        return list(json.loads(transport.text_of_first("")))
+        return list(json.loads(transport.broadcast(b"")))
     names: set[int | str] = set(own)
     for rank in range(1, transport.size):
         length = torch.zeros(1, dtype=torch.int64)
@@ -61,18 +60,9 @@ def _all_names(own: list[int] | list[str], transport: Transport) -> list[int | s
         theirs = torch.empty(int(length), dtype=torch.uint8)
         transport.receive([theirs], rank)
         names |= set(json.loads(bytes(theirs.numpy())))
-    return list(json.loads(transport.text_of_first(json.dumps(sorted(names, key=_order)))))
+    return list(json.loads(transport.broadcast(json.dumps(sorted(names, key=_order)).encode())))
 
 
 def _order(name: int | str) -> tuple[int, str]:
     """Sorts integers, or text, as NumPy does."""
     return (name, "") if isinstance(name, int) else (0, name)
-
-
-def _pass_on(tensor: Tensor, transport: Transport) -> None:
-    """Rank 0's, to all."""
-    if transport.rank > 0:
-        transport.receive([tensor], 0, patience=2.0)
-        return
-    for rank in range(1, transport.size):
-        transport.send([tensor], rank)

@@ -16,9 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from heeler.ordering.background import BackgroundThread, result_of
-from heeler.ordering.distributed.notices import Notices, bounded_store
+from heeler.ordering.distributed.store import Notices, bounded_store
 
 TEXT_BYTES = 96
+TOLD = 4
+"""Tensors per rank that are on their way without anybody waiting for that, at most."""
 NO_ANSWER = "it did not answer in time, or is gone"
 
 Parcels = Sequence[tuple[int, Sequence[Tensor]]]
@@ -57,8 +59,14 @@ class Transport(Protocol):
     def connect(self, limit: float) -> None:
         """Connect with all ranks, which do the same, within `limit` seconds; RuntimeError if they do not."""
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Leave the connections: ranks that wait for this one find out at once."""
+
+    def open(self) -> None:
+        """Connect again after `close`, as all ranks do."""
+
+    def close(self) -> None:
+        """Leave the connections and the store for good, or until `open`."""
 
     def send(self, tensors: Sequence[Tensor], to: int, *, patience: float = 1.0) -> None:
         """Send tensors to a rank that knows their shapes, within `patience` times the timeout; or `RankFault`."""
@@ -78,8 +86,8 @@ class Transport(Protocol):
     def all_texts(self, text: str) -> list[str]:
         """Every rank's short text, as rank 0, 1, ... gave it."""
 
-    def text_of_first(self, text: str) -> str:
-        """Rank 0's text, of any length."""
+    def broadcast(self, content: bytes, *, patience: float = 2.0) -> bytes:
+        """Rank 0's content, of any length, on every rank, within `patience` times the timeout; or `RankFault`."""
 
 
 class GlooTransport:
@@ -100,32 +108,48 @@ class GlooTransport:
         self.bytes_received = 0
         self._store = bounded_store()
         self._prefix = f"heeler/{'-'.join(map(str, members))}/{_serial(members)}"
-        self.roll = Notices(self._store, self._prefix, self.rank, self.size)
         self._group: Any = None
         self._abandoned: list[tuple[list[tuple[int, Tensor]], list[Any]]] = []
         self._told: list[tuple[Tensor, Any]] = []
+        self._openings = 0
+        self._is_open = False
         _living.add(self)
+        self.open()
+
+    def open(self) -> None:
+        if self._is_open:
+            return
+        self._store.open()
+        self._is_open = True
+        self._openings += 1
+        self.roll = Notices(self._store, f"{self._prefix}/{self._openings}", self.rank, self.size)
         self.begin(0)
-        self.connect(2 * timeout + 60)
+        self.connect(2 * self.timeout + 60)
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.leave()
+            self._store.close()
 
     def begin(self, generation: int) -> None:
-        self.close()
+        self.leave()
         self._generation = generation
         self.notices = self.roll.under(str(generation))
 
     def connect(self, limit: float) -> None:
-        store = dist.PrefixStore(f"{self._prefix}/{self._generation}/gloo", self._store.store)
+        store = dist.PrefixStore(f"{self._prefix}/{self._openings}/{self._generation}/gloo", self._store.store)
         within = datetime.timedelta(seconds=limit)
         # In a thread that can be left: if a rank is frozen while they connect, gloo may wait for longer than it should.
-        made = BackgroundThread("heeler-connect").submit(
-            lambda: dist.ProcessGroupGloo(store, self.rank, self.size, timeout=within)
-        )
+        thread = BackgroundThread("heeler-connect")
+        made = thread.submit(lambda: dist.ProcessGroupGloo(store, self.rank, self.size, timeout=within))
+        thread.close()
         try:
             self._group = result_of(made, limit)
         except FutureTimeout:
             raise RuntimeError("the ranks did not connect in time") from None
 
-    def close(self) -> None:
+    def leave(self) -> None:
         self._group = None
         self._abandoned.clear()
         self._told.clear()
@@ -145,7 +169,7 @@ class GlooTransport:
         self.bytes_received += self._each(lambda group, rank, tensor: group.recv([tensor], rank, 0), parcels, patience)
 
     def tell_each(self, tensor: Tensor, ranks: Iterable[int]) -> None:
-        self._told.clear()  # they have been taken: a rank that has something to be told took what it was told before
+        self._told = self._told[-TOLD * self.size :]  # those before have been taken, or never will be
         for rank in ranks:
             with suppress(RuntimeError):
                 self._told.append((tensor, self._group.send([tensor], rank, 0)))
@@ -180,14 +204,17 @@ class GlooTransport:
         self._group.allgather([theirs], [mine]).wait()
         return [bytes(t.tolist()).rstrip(b"\0").decode(errors="replace") for t in theirs]
 
-    def text_of_first(self, text: str) -> str:
-        length = torch.tensor([len(text)])
-        self._group.broadcast(length, 0).wait()
-        content = torch.zeros(int(length), dtype=torch.uint8)
-        if self.rank == 0:
-            content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        self._group.broadcast(content, 0).wait()
-        return bytes(content.tolist()).decode()
+    def broadcast(self, content: bytes, *, patience: float = 2.0) -> bytes:
+        head = torch.tensor([len(content)])
+        if self.rank > 0:
+            self.receive([head], 0, patience=patience)
+            body = torch.empty(int(head), dtype=torch.uint8)
+            self.receive([body], 0, patience=patience)
+            return body.numpy().tobytes()
+        body = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+        for tensor in (head, body):
+            self.send_each([(rank, [tensor]) for rank in range(1, self.size)], patience=patience)
+        return content
 
 
 # A loader's worker is often a fork, and gloo's threads are not in it: to destroy a group there waits for them for ever.

@@ -32,7 +32,7 @@ def deal(order: IntArray, workers: int, rank: int, batch_size: int, *, drop_last
 
 
 @dataclass(frozen=True)
-class Layout:
+class Partition:
     """How an order of all examples becomes every worker's indices.
 
     shard_sizes: None where one order is dealt out; else the numbers of examples that the workers hold, whose orders

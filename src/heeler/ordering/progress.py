@@ -1,8 +1,8 @@
-"""How far an epoch has come, and which examples its batches held.
+"""How far one iteration of an epoch has come, and which examples its batches held.
 
 A loader runs ahead of training: it draws indices, hands batches out, and the loop trains on them, in that order. So an
-epoch has three cursors, `trained <= handed_out <= drawn`, all counted in examples from the epoch's start. Which
-examples a pass was about is told by its inputs where they can be known again (`matching`), and else by counting: the
+iteration has three positions, `trained <= handed_out <= drawn`, all counted in examples from the epoch's start. Which
+examples a pass was about is told by its inputs where they can be recognized (`matching`), and else by counting: the
 batch is the oldest one that was handed out and not yet claimed.
 """
 
@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from heeler.herding.lazy import Order
 from heeler.herding.validate import IntArray
+from heeler.ordering.epoch import Epoch
 from heeler.ordering.loader_probe import LoaderProbe, collate_verdict, find_loader
 from heeler.ordering.matching import HandedOut
 
 CHUNK = 1 << 14  # indices turned into Python integers at a time: no list as long as the dataset is ever built
 RECENT = 4
-"""Batches whose tensors are kept to be known again, besides those that were handed out and not yet trained on."""
+"""Batches whose tensors are kept to be recognized, besides those that were handed out and not yet trained on."""
 AHEAD = 256
 """And of these at most so many: the oldest."""
 
@@ -31,23 +33,38 @@ NOT_RECORDED = "its epoch began as one without sketches, so nobody noted which e
 Ids = Callable[[Any], Any]
 
 
-class Cursors:
-    """One epoch over `indices`, (length,), that begins at `start` (0, unless resumed).
+class Progress:
+    """One iteration over what is left of `epoch`.
 
-    ids: tells the numbers of a batch's examples from the batch, where the user knows better.
-    records: whether sketches will be filed in this epoch. If not, batches are counted as they are handed out, which is
+    ids: tells the indices of a batch's examples from the batch, where the user knows better.
+    records: whether sketches will be stored in this epoch. If not, batches are counted as they are handed out, which is
     all that positions need: nobody asks what is in them, and nothing keeps their tensors.
+    on_batch, on_end: called as a batch is handed out, and as the loop reaches the iteration's end.
     """
 
     def __init__(
-        self, indices: Order, batch_size: int, start: int = 0, ids: Ids | None = None, *, records: bool = True
+        self,
+        epoch: Epoch,
+        batch_size: int,
+        ids: Ids | None = None,
+        *,
+        records: bool = True,
+        on_batch: Callable[[Progress], None] = lambda progress: None,
+        on_end: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
-        self.indices, self.length, self.start = indices, len(indices), start
-        self.trained = start
+        self.epoch, self.indices, self.length, self.start = epoch, epoch.order, len(epoch.order), epoch.start
+        self.with_gradients = torch.is_grad_enabled()
+        """Whether it began with gradients enabled."""
+        # What `Iterations` finds out:
+        self.is_look = self.used = self.done = False
+        """It is known not to train; it has trained; it has trained after its last batch was handed out."""
+        self.mark = self.weights = 0
+        """How much training had been seen as its last batch was handed out, and the weights as it began."""
+        self.trained = self.start
         self.forwards = 0
         """How many sketched ones have begun."""
         self.observed = False
-        """Whether any forward was seen in this epoch."""
+        """Whether any forward was seen in this iteration."""
         self.recent: deque[HandedOut] = deque()
         """The batches that a pass may be about, oldest first."""
         self.batches = 0
@@ -55,39 +72,85 @@ class Cursors:
         self.records = records
         self.uncertain: list[str] = [] if records else [NOT_RECORDED]
         """Why some batches' examples are not known, once per cause."""
-        self.claimed = start
+        self.claimed = self.start
         self.doubtful: list[slice] = []
         """Claims that stand only if all batches are claimed in the end."""
         self.suspect: list[slice] = []
         """Claims that another pass has laid claim to as well."""
-        self.sequence: Order = indices
+        self.sequence: Order = self.indices
         """(length,) the examples in the order in which they are handed out, as far as that is known."""
         self.rebatched = False
         """The loader's batch sampler takes them in another order than it draws them."""
-        self._given = start
+        self.finished = False
+        """The loop has read it to its end."""
+        self._on_batch, self._on_end = on_batch, on_end
+        self._given = self.start
         self._ids = ids
         self._batch_size = batch_size
-        self._chunk_end = start
+        self._chunk_end = self.start
         self._chunk: Iterator[int] = iter(())
         self._loader: LoaderProbe | None = None
         self._verdict = "keeps"
-        self._exhausted = False
+        self._open = self._exhausted = False
         self._last = self.length - batch_size + 1  # where the loader is not known, it may drop an incomplete last batch
 
-    def draw(self) -> Iterator[Iterator[int]]:
-        """Yield `indices[start:]` as Python integers, in iterators over a stretch each."""
-        self._loader = find_loader(self._hand_out if self.records else self._count_out, lambda: self.drawn)
-        if self._loader is not None:
-            self._batch_size = self._loader.batch_size or self._batch_size
-            if self._ids is None and self.records:
-                self._verdict = collate_verdict(self.indices[self.start : self.start + self._batch_size].tolist())
-            dropped = (self.length - self.start) % self._batch_size if self._loader.drops_last else 0
-            self._last = self.length - dropped
-        for begin in range(self.start, self.length, CHUNK):
-            chunk = self.indices[begin : begin + CHUNK].tolist()
-            self._chunk, self._chunk_end = iter(chunk), begin + len(chunk)
-            yield self._chunk
-        self._exhausted = True
+    def draw(self) -> Iterator[int]:
+        """Yield `indices[start:]` as Python integers."""
+        self._open = True
+        try:
+            self._meet_loader()
+            for begin in range(self.start, self.length, CHUNK):
+                chunk = self.indices[begin : begin + CHUNK].tolist()
+                self._chunk, self._chunk_end = iter(chunk), begin + len(chunk)
+                yield from self._chunk
+            self._exhausted = True
+            if self._loader is None:
+                self.end()
+        finally:
+            self._open = False
+
+    def _meet_loader(self) -> None:
+        self._loader = find_loader(self)
+        if self._loader is None or not self._loader.watches:  # nobody will say when batches are handed out
+            self._on_batch(self)
+        if self._loader is None:
+            return
+        self._batch_size = self._loader.batch_size or self._batch_size
+        if self._ids is None and self.records:
+            self._verdict = collate_verdict(self.indices[self.start : self.start + self._batch_size].tolist())
+        dropped = (self.length - self.start) % self._batch_size if self._loader.drops_last else 0
+        self._last = self.length - dropped
+
+    def end(self) -> None:
+        """The loop has asked for more than there is."""
+        if not self.finished:
+            self.finished = True
+            self._on_end(self)
+
+    def release(self) -> None:
+        """Hold no batch any more."""
+        self.recent.clear()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody can read on: it was read to its end, or its loop was left."""
+        return not self._open and (self.finished or self._loader is None or self._loader.is_done_with(self))
+
+    @property
+    def all_handed_out(self) -> bool:
+        """Whether the loop has every batch, but for what the loader drops."""
+        return self.handed_out >= (self.length if self._loader is None else self._last)
+
+    @property
+    def was_read(self) -> bool:
+        """Whether more than one batch was read, or all of it, in an iteration that may have trained."""
+        read = self.handed_out - self.start
+        return self.with_gradients and (read > self._batch_size or (self._exhausted and self.all_handed_out))
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing was left of a resumed epoch, and that has been read."""
+        return self._exhausted and self.start >= min(self._last, self.length)
 
     @property
     def drawn(self) -> int:
@@ -99,7 +162,7 @@ class Cursors:
         """How many examples the loop has been given: the loader's own count, or what was drawn where it has none."""
         if self._loader is None:
             return self.drawn
-        if self.batches:
+        if self.batches or self._loader.watches:
             return self._given
         return min(self.start + self._loader.handed_out * self._batch_size, self.drawn)
 
@@ -108,8 +171,16 @@ class Cursors:
         """Whether the loader's batches are seen, and noted, as they are handed out."""
         return self.records and self._loader is not None and self.batches > 0
 
-    def _hand_out(self, numbers: list[int] | None, data: Any) -> None:
-        """The loader gives the loop a batch."""
+    def hand_out(self, numbers: list[int] | None, data: Any) -> None:
+        """The loader gives the loop a batch. numbers: the indices that its batch sampler gave, where they were seen."""
+        if self.records:
+            self._record(numbers, data)
+        else:  # in every step of most epochs, so as little as can be
+            self._given = min(self._given + (self._rows_of(data) if numbers is None else len(numbers)), self.length)
+        self.batches += 1
+        self._on_batch(self)
+
+    def _record(self, numbers: list[int] | None, data: Any) -> None:
         start = self._given
         expected = self.indices[start : start + (self._rows_of(data) if numbers is None else len(numbers))]
         indices: IntArray | None = None
@@ -143,13 +214,6 @@ class Cursors:
             self.recent.popleft()
         if len(self.recent) < AHEAD:
             self.recent.append(batch)
-        self.batches += 1
-
-    def _count_out(self, numbers: list[int] | None, data: Any) -> None:
-        """The same where nothing will be filed: how many, in every step of most epochs, so as little as can be."""
-        size = self._rows_of(data) if numbers is None else len(numbers)
-        self._given = min(self._given + size, self.length)
-        self.batches += 1
 
     def _rows_of(self, data: Any) -> int:
         """Examples of a full batch: as many as the loader says, or as its tensors have rows, or as in a step."""
@@ -236,19 +300,12 @@ class Cursors:
         return after <= self.handed_out and np.array_equal(self.indices[self.trained : after], examples)
 
     @property
-    def used_up(self) -> bool:
-        """Whether all of it was handed out, but for what the loader drops; it may draw ahead and throw that away."""
-        return self._exhausted and self.handed_out >= (self.length if self._loader is None else self._last)
-
-    @property
     def over(self) -> bool:
         """Whether the loop has left the epoch behind: nothing left to draw, to hand out or to train on.
 
         Inside the last batch's step the loader is still there; once its loop has ended it is gone or has shut down.
         """
-        if not self._exhausted or self.trained < self._last:
-            return False
-        return self._loader is None or self._loader.finished
+        return self._exhausted and self.trained >= self._last and self.ended
 
     def misfiled(self) -> list[slice]:
         """At the epoch's end: suspect claims, and doubtful ones if something was handed out that no pass was about.

@@ -25,16 +25,34 @@ class StoreLost(RuntimeError):
 
 
 class BoundedStore:
-    """The default process group's store. One per process, see `bounded_store`."""
+    """The default process group's store. One per process, see `bounded_store`; its thread ends with its last user."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
-        self._thread = BackgroundThread("heeler-store", ends_last=True)
+        self._users = 0
+        self._thread: BackgroundThread | None = None
         self._overdue: Future[Any] | None = None
         self._gone = False
 
+    def open(self) -> None:
+        """One more user."""
+        self._users += 1
+        if self._thread is None:
+            self._thread = BackgroundThread("heeler-store", ends_last=True)
+
+    def close(self) -> None:
+        """One fewer."""
+        self._users -= 1
+        if self._users == 0 and self._thread is not None:
+            thread, self._thread = self._thread, None
+            thread.close(GRACE)
+
     def submit(self, task: Callable[[], T]) -> Future[T]:
         """Do `task` after all before it, whenever the store answers."""
+        if self._thread is None:
+            failed: Future[T] = Future()
+            failed.set_exception(StoreLost("the connection to the process group's store was closed"))
+            return failed
         return self._thread.submit(lambda: self._run(task))
 
     def _run(self, task: Callable[[], T]) -> T:

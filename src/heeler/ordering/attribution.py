@@ -21,8 +21,9 @@ from torch import Tensor
 
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
-from heeler.ordering.cursors import Cursors
+from heeler.ordering.epoch import Epoch
 from heeler.ordering.matching import PRINT, HandedOut, same_memory, same_rows, sample
+from heeler.ordering.progress import Progress
 from heeler.sketch.host_copy import CHUNK, HostCopy
 
 Rows = tuple[IntArray, NDArray[np.float32]]
@@ -37,7 +38,7 @@ _ROW_BITS = 24
 class Stamp:
     """What is known of a pass as its forward begins."""
 
-    cursors: Cursors
+    progress: Progress
     rows: int
     handed_out: int
     batch: int
@@ -53,11 +54,14 @@ class Stamp:
     recent: list[HandedOut] = field(default_factory=list)
 
 
-class Filing:
-    """Sketches on their way from passes to examples."""
+class Attribution:
+    """Sketches on their way from passes to examples.
 
-    def __init__(self) -> None:
-        self.ignored = 0
+    before: one whose count of ignored passes goes on, and whose messages are not said again.
+    """
+
+    def __init__(self, before: Attribution | None = None) -> None:
+        self.ignored = 0 if before is None else before.ignored
         self.filed = 0
         """Rows filed in this epoch."""
         self._host_copy = HostCopy()
@@ -68,7 +72,7 @@ class Filing:
         self._knows: bool | None = None
         self._undecided: deque[tuple[Stamp, NDArray[np.float32]]] = deque()
         self._named: IntArray | None = None
-        self._said: set[str] = set()
+        self._said: set[str] = set() if before is None else before._said
 
     def begin_epoch(self) -> None:
         """Every epoch finds out anew whether passes can be known by their inputs."""
@@ -90,15 +94,24 @@ class Filing:
         finally:
             self._named = None
 
-    def stamp(self, cursors: Cursors, rows: int, inputs: Tensor | None) -> Stamp:
-        """For a forward that begins now."""
-        cursors.forwards += 1
-        stamp = Stamp(cursors, rows, cursors.handed_out, cursors.batches, self._named)
-        if self._named is None and inputs is not None and cursors.sees_batches and len(inputs) == rows:
-            stamp.recent = cursors.likely()
-            stamp.indices = same_memory(inputs, stamp.recent)
-            if stamp.indices is None:
+    def stamp(self, progress: Progress, others: list[Progress], rows: int, inputs: Tensor | None) -> Stamp:
+        """For a forward that begins now.
+
+        progress: the iteration that it belongs to, unless its inputs are of a batch of one of the others.
+        """
+        stamp = Stamp(progress, rows, progress.handed_out, progress.batches, self._named)
+        if self._named is None and inputs is not None and len(inputs) == rows:
+            seen = [each for each in (progress, *others) if each.sees_batches]
+            for each in seen:
+                recent = each.likely()
+                stamp.indices = same_memory(inputs, recent)
+                if stamp.indices is not None:
+                    stamp.progress, stamp.handed_out, stamp.batch = each, each.handed_out, each.batches
+                    break
+                stamp.recent += recent
+            if stamp.indices is None and seen:
                 stamp.prints, stamp.dtype = sample(inputs), inputs.dtype
+        stamp.progress.forwards += 1
         return stamp
 
     # After the backward
@@ -106,9 +119,9 @@ class Filing:
     def advance(self, stamp: Stamp) -> None:
         """How far the loop has come, by a pass that is finished."""
         if stamp.indices is not None:
-            stamp.cursors.reach(stamp.indices)
+            stamp.progress.reach(stamp.indices)
         else:
-            stamp.cursors.advance(stamp.rows, stamp.handed_out)
+            stamp.progress.advance(stamp.rows, stamp.handed_out)
 
     def fits(self, stamp: Stamp, sketches: Tensor) -> bool:
         """Whether a pass has as many rows as examples were named for it; if not, it is left out and said."""
@@ -142,7 +155,7 @@ class Filing:
             rows = joined([sketches for _, sketches, _ in staged], [prints for _, _, prints in staged])
             self._host_copy.send(np.concatenate([_codes(serial, len(s)) for serial, s, _ in staged]), rows)
 
-    def receive(self, now: Cursors, keeps_table: bool, *, wait: bool) -> Iterator[Rows]:
+    def receive(self, now: Epoch, keeps_table: bool, *, wait: bool) -> Iterator[Rows]:
         """What has arrived and is known: (b,) examples and (b, K) sketches, in the order of the passes.
 
         now: the epoch under way. A rule without a table takes nothing of the epoch before.
@@ -155,7 +168,7 @@ class Filing:
             ready: list[Rows] = []
             for serial, part in zip(serials[np.r_[0, bounds]].tolist(), np.split(rows, bounds), strict=True):
                 for stamp, vectors, indices in self._resolved(self._stamps.pop(serial), part):
-                    if keeps_table or stamp.cursors is now:
+                    if keeps_table or stamp.progress.epoch is now:
                         ready.append(_distinct(indices, vectors))
             if ready:
                 indices = np.concatenate([i for i, _ in ready])
@@ -207,28 +220,28 @@ class Filing:
             self._foreign(self._undecided.popleft()[0])
 
     def _counted(self, stamp: Stamp, rows: NDArray[np.float32]) -> Iterator[tuple[Stamp, Any, IntArray]]:
-        cursors = stamp.cursors
-        if cursors.uncertain:
-            self._ignore(cursors.uncertain[0])
+        progress = stamp.progress
+        if progress.uncertain:
+            self._ignore(progress.uncertain[0])
             return
-        claimed = cursors.claim(len(rows), stamp.handed_out)
+        claimed = progress.claim(len(rows), stamp.handed_out)
         if claimed is None:
             # Another pass has been taken for this batch's, and it is not known which of them was right.
-            cursors.suspect.append(slice(max(cursors.start, stamp.handed_out - len(rows)), stamp.handed_out))
+            progress.suspect.append(slice(max(progress.start, stamp.handed_out - len(rows)), stamp.handed_out))
             self._ignore("there were more passes, or rows, than the loader had handed out examples for")
             return
-        indices = cursors.sequence[claimed]
+        indices = progress.sequence[claimed]
         yield stamp, rows[indices >= 0], indices[indices >= 0]
 
     def _foreign(self, stamp: Stamp) -> None:
-        causes = stamp.cursors.uncertain
+        causes = stamp.progress.uncertain
         self._ignore(causes[0] if causes else "its inputs are not those of a batch that the loader handed out")
 
     # At the epoch's end
 
-    def misfiled(self, cursors: Cursors) -> IntArray:
+    def misfiled(self, progress: Progress) -> IntArray:
         """The examples under which something else may be filed, and a word about it."""
-        doubtful = cursors.misfiled()
+        doubtful = progress.misfiled()
         if not doubtful:
             return np.empty(0, np.int64)
         self._say(
@@ -238,16 +251,16 @@ class Filing:
             len(doubtful),
             NAME,
         )
-        examples = np.concatenate([cursors.sequence[part] for part in doubtful])
+        examples = np.concatenate([progress.sequence[part] for part in doubtful])
         return examples[examples >= 0]
 
-    def why(self, cursors: Cursors) -> str:
+    def why(self, progress: Progress) -> str:
         """Why an epoch left few sketches."""
-        if cursors.uncertain:
-            return f"{cursors.uncertain[0]}; {NAME}"
+        if progress.uncertain:
+            return f"{progress.uncertain[0]}; {NAME}"
         if self.ignored:
             return f"{self.ignored} passes were left out; {NAME}"
-        if not cursors.forwards:
+        if not progress.forwards:
             return (
                 "the model was never called while gradients were taken (model.loss(x), model.forward(x) and parts of a "
                 "model do not run its hooks): call the attached model itself, or attach what the loop calls"
@@ -282,7 +295,7 @@ def added_up(passes: list[tuple[Stamp, Tensor]]) -> list[tuple[Stamp, Tensor]]:
     """Passes that finished together, as one backward's do: those over the same examples (two views) are one."""
     found: dict[Any, tuple[Stamp, Tensor]] = {}
     for stamp, sketches in passes:
-        same = (id(stamp.cursors), stamp.indices.tobytes()) if stamp.indices is not None else id(stamp)
+        same = (id(stamp.progress), stamp.indices.tobytes()) if stamp.indices is not None else id(stamp)
         first = found.get(same)
         found[same] = (stamp, sketches) if first is None else (first[0], first[1] + sketches)
     return list(found.values())

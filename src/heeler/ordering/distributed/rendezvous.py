@@ -5,39 +5,38 @@ A rank that is gone must cost next to nothing: it answers no roll call, so nobod
 
 from __future__ import annotations
 
-from heeler.ordering.distributed.notices import Notices, Stopped, StoreLost
+from heeler.ordering.distributed.store import Notices, Stopped, StoreLost
 from heeler.ordering.distributed.transport import Transport
 
 
 class RollCall:
     """After a fault: at each epoch's end the ranks say that they are there, and an epoch later, if all were, they meet.
 
-    Ranks meet under the number of a turn, so those that are in different epochs do not. Whoever does not come says so,
+    Ranks meet under the number of an epoch, so those that are in different epochs do not. Whoever does not come says so,
     and nobody waits for it.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def answer(self, turn: int) -> None:
-        """Say that this rank has ended `turn` without the others."""
-        self._transport.roll.post("here", turn)
+    def answer(self, number: int) -> None:
+        """Say that this rank has ended epoch `number` without the others."""
+        self._transport.roll.post("here", number)
 
-    def all_meet(self, turn: int, *, able: bool) -> bool:
-        """Whether all ranks end `turn` now, and will form a new group: the same answer for all that reach the store.
+    def all_meet(self, number: int, *, able: bool) -> bool:
+        """Whether all ranks end epoch `number` now, and will form a new group: the same answer for all that reach the store.
 
         able: whether this rank can. Waits only if all answered an epoch ago: up to the timeout, and a member, who waits
         for the leader, up to twice that.
         """
-        roll, key, timeout = self._transport.roll, f"meet/{turn}", self._transport.timeout
+        roll, key, timeout = self._transport.roll, f"meet/{number}", self._transport.timeout
         try:
-            if not able or set(roll.numbers("here")) != {
-                turn - 1
-            }:  # one is gone, or behind, or was through with this turn
+            # Else one is gone, or behind, or was through with this epoch.
+            if not able or set(roll.numbers("here")) != {number - 1}:
                 return roll.decide(key, "off") == "go"
-            roll.post("meet", turn)
+            roll.post("meet", number)
             if roll.rank == 0:
-                word = "off" if roll.behind("meet", turn, range(1, roll.size), timeout, key) else "go"
+                word = "off" if roll.behind("meet", number, range(1, roll.size), timeout, key) else "go"
             else:
                 word = roll.decided(key, 2.0 * timeout) or "off"
             return roll.decide(key, word) == "go"
