@@ -297,9 +297,6 @@ class Session:
         self.cursors = self._cursors(start)
         self.filing.begin_epoch()
         if self._source is not None:
-            # One scale for all sketches of an epoch: one that goes on in the middle has the state's.
-            if start == 0 and self.takes_sketches and self._source.rescale():
-                self._forget_all()
             self._source.sketching = self.takes_sketches
             self._version = self._source.weights_version
 
