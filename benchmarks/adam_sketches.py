@@ -1,15 +1,16 @@
-"""What sketches of gradients, as Adam steps by them, are worth on a small GPT, and how many numbers they need.
+"""What orders from sketches are worth on a small GPT that Adam trains, and how long the sketches need to be.
 
     python -m benchmarks.adam_sketches --data DIR                        # everything, two seeds: an hour on one core
-    python -m benchmarks.adam_sketches --data DIR --only random,256,256s # some
+    python -m benchmarks.adam_sketches --data DIR --only random,256 # some
     python -m benchmarks.adam_sketches --data DIR --only default         # attach(model, sampler), nothing else said
-    python -m benchmarks.adam_sketches --data DIR --only random,default,exacts --rates 4e-3,8e-3,1.2e-2   # tuned
+    python -m benchmarks.adam_sketches --data DIR --only random,default,exact --rates 4e-3,8e-3,1.2e-2   # tuned
     python -m benchmarks.adam_sketches --data DIR --cost                 # what a sketched step costs, by K
 
 The character GPT of `experiments.tasks.chargpt`, AdamW, cosine to zero, the rule `herd` on all layers. A row's name is
-K ("exact" for full gradients), then "s" for sketches scaled as the optimizer steps (v̂^½) or "q" for v̂^¼, then "/r" for
-the default refresh where otherwise sketches are taken in every epoch. One JSON line per run: the last losses; then, per
-row, the rate with the least mean training loss, and the share of the gain of "exacts" over "random", each at its best.
+K ("exact" for full gradients), then "/r" for the default refresh where otherwise sketches are taken in every epoch. One
+JSON line per run: the last losses; then, per row, the rate with the least mean training loss, and the share of the gain
+of "exact" over "random", each at its best. Stored results of 0.2 also have rows with an "s" or a "q": sketches
+scaled as AdamW steps, which gained nothing.
 """
 
 from __future__ import annotations
@@ -29,16 +30,15 @@ from experiments.tasks import get_task
 from experiments.tasks.base import Examples, Task
 from experiments.training import batches
 from heeler.ordering.refresh import REFRESH
-from heeler.sketch import Sketcher, preconditioner
+from heeler.sketch import Sketcher
 
 LENGTHS = ("256", "1024", "2048", "4096", "exact")
-ROWS = ("random", "default", *(f"{k}{scale}{r}" for k in LENGTHS for scale in ("", "s", "q") for r in ("", "/r")))
+ROWS = ("random", "default", *(f"{k}{r}" for k in LENGTHS for r in ("", "/r")))
 
 
 def train(row: str, seed: int, task: Task, examples: Examples, rate: float, epochs: int) -> dict[str, Any]:
     """One run: the last losses, and how long the loop took."""
-    name, _, sparse = row.partition("/")
-    length = name if name in ("random", "default") else name.rstrip("sq")
+    length, _, sparse = row.partition("/")
     batch = task.defaults["batch_size"]
     torch.manual_seed(seed)
     model = task.model(examples, {})
@@ -54,11 +54,8 @@ def train(row: str, seed: int, task: Task, examples: Examples, rate: float, epoc
         dim=int(length) if length.isdigit() else None,
         seed=seed,
     )
-    preconditioner.POWER = 0.25 if name.endswith("q") else 0.5
     if not random:
-        scaled = optimizer if name != length else None
-        layers = None if default else "all"
-        heeler.attach(model, sampler, layers=layers, exact=length == "exact", optimizer=scaled)
+        heeler.attach(model, sampler, layers=None if default else "all", exact=length == "exact")
     started = time.perf_counter()
     for _ in range(epochs):
         for drawn in batches(sampler, examples.train, batch):
@@ -144,10 +141,10 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         mean = {key: statistics.fmean(run[key] for run in own) for key in ("train", "test")}
         if row not in means or mean["train"] < means[row]["train"]:
             means[row] = {"row": row, "rate": rate, "seeds": len(own), **mean}
-    if {"random", "exacts"} <= set(means):
+    if {"random", "exact"} <= set(means):
         for mean in means.values():
             for key in ("train", "test"):
-                random, exact = means["random"][key], means["exacts"][key]
+                random, exact = means["random"][key], means["exact"][key]
                 mean[f"{key}_share"] = (random - mean[key]) / (random - exact)
     return list(means.values())
 

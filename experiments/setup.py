@@ -52,7 +52,7 @@ class Run:
     exact: bool | None = None
     """Full gradients instead of sketches; None: as the task says for published rules, the library's default else."""
     scaled: bool = False
-    """Tell `attach` of the optimizer, so that the sketches of our rules are scaled as it steps."""
+    """Sketches scaled as the optimizer steps: a setting of stored runs of 0.2, which nothing can be run with now."""
     strata: str = "none"
     """"labels": the sampler knows the examples' classes; `stratified` always does."""
     passes: int | None = None

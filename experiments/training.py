@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -90,7 +89,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
     own = place.own(run, examples.train)
     sampler = place.sampler(run, len(examples), _strata(run, task, examples))
     optimizer = optimizer_of(run, model)
-    handle = _attach(run, task, called, sampler, optimizer)
+    handle = _attach(run, task, called, sampler)
     recorder = BoundRecorder(handle) if handle is not None and run.bounds else None
     place.prepare(run, model, optimizer)
     steps = Steps(run, optimizer, len(examples) // run.step)
@@ -267,17 +266,14 @@ def _strata(run: Run, task: Task, examples: Examples) -> Strata | None:
     return labels.cpu().numpy().astype(np.int64)
 
 
-def _attach(
-    run: Run, task: Task, model: nn.Module, sampler: Sampler, optimizer: torch.optim.Optimizer
-) -> Handle | None:
+def _attach(run: Run, task: Task, model: nn.Module, sampler: Sampler) -> Handle | None:
+    if run.scaled:
+        raise ValueError("scaled=True needs heeler 0.2, which had attach(optimizer=...)")
     if not (sampler.session.rule.needs_vectors or run.bounds):
         return None  # nobody reads sketches: a baseline pays for none
     ours = run.rule in OURS
     exact = run.exact if run.exact is not None else task.published_exact and not ours
-    told: dict[str, Any] = {}
-    if ours and run.scaled and "optimizer" in inspect.signature(attach).parameters:
-        told["optimizer"] = optimizer
-    return attach(model, sampler, exact=exact, layers=layers_of(run.layers, None if ours else "all"), **told)
+    return attach(model, sampler, exact=exact, layers=layers_of(run.layers, None if ours else "all"))
 
 
 def layers_of(layers: str | None, default: str | None) -> str | Callable[[str, nn.Module], bool] | None:

@@ -135,20 +135,6 @@ def test_every_place_takes_strata():
     assert "strata" in Rank.sampler.__annotations__
 
 
-def test_the_optimizer_is_told_to_attach_if_it_asks(tiny, monkeypatch):
-    told = []
-
-    def attach(model, sampler, *, layers=None, exact=False, optimizer=None):
-        told.append(optimizer)
-        return training_attach(model, sampler, layers=layers, exact=exact)
-
-    training_attach = training.attach
-    monkeypatch.setattr(training, "attach", attach)
-    for rule, scaled in (("herd", True), ("herd", False), ("cd-grab", True)):
-        list(train(settings(get_task("digits"), rule, epochs=1, scaled=scaled), tiny))
-    assert [type(optimizer) for optimizer in told] == [torch.optim.SGD, type(None), type(None)]
-
-
 def test_a_resnet_trains_with_batch_norm(tiny):
     options = {"norm": "batch"}
     small = {"epochs": 1, "workers": 1, "batch_size": 8, "layers": "all", "ema": 0.9, "options": options}

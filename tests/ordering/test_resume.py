@@ -293,6 +293,15 @@ def test_projections_that_are_drawn_otherwise_are_refused(monkeypatch: pytest.Mo
         attached(dim=2).load_state_dict(projected)
 
 
+def test_a_state_of_scaled_sketches_is_refused_and_says_what_to_do() -> None:
+    run = Run()
+    state = run.handle.state_dict()
+    assert "scale" not in state
+    run.handle.load_state_dict({**state, "scale": {}})  # as 0.2 saved it without attach(optimizer=...)
+    with pytest.raises(ValueError, match="Load model and optimizer, but not this state"):
+        run.handle.load_state_dict({**state, "scale": {"0.weight": {"entries": torch.ones(5)}}})
+
+
 def test_another_rule_is_refused() -> None:
     state = Run(order="pair").handle.state_dict()
     with pytest.raises(ValueError, match="rule"):

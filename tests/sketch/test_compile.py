@@ -13,7 +13,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
 from heeler.sketch import Sketcher
-from heeler.sketch.checks import CHECKS
 from heeler.sketch.compiled import HooksNotTraced
 
 from .nets import Heard, data, make, oracle
@@ -279,46 +278,3 @@ def test_half_precision_in_compiled_code_is_no_error() -> None:
             run(torch.randn(6, 5, 4)).sin().sum().backward()
         assert not sketcher.left_out
         assert bool(sketcher.pop().isfinite().all())
-
-
-@pytest.mark.parametrize(("backend", "exact"), [("aot_eager", True), ("aot_eager", False), ("inductor", False)])
-def test_another_scale_is_seen_by_compiled_code_as_it_is(backend: str, exact: bool) -> None:
-    """Projections change in place: nothing is compiled again, and a pass that saw both is not filed."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8))
-    if backend != "inductor":  # which takes its time
-        model.extend([nn.LayerNorm(8), nn.Linear(8, 4)])
-    x = torch.randn(5, 3, 6)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
-    sketcher = Sketcher(model, dim=16, layers="all", exact=exact, optimizer=optimizer)
-    compiler = CompileCounterWithBackend(backend)
-    run = torch.compile(model, backend=compiler, dynamic=False)
-
-    def loss(*rows: Tensor) -> Tensor:
-        return (run(x) if not rows else model(rows[0])).sin().sum((1, 2)).mean()
-
-    def expected() -> Tensor:
-        with torch.compiler.set_stance("force_eager"):
-            sketcher.enabled = False
-            found = torch.stack([sketcher.sketch_of(loss(x[i : i + 1])) for i in range(5)])
-            sketcher.enabled = True
-        return found
-
-    for _ in range(CHECKS + 1):
-        loss().backward()
-        optimizer.step()
-    plain = expected()
-    assert relative_error(sketcher.pop()[-5:], plain) < 1e-4
-    frames = compiler.frame_count
-    assert sketcher.rescale()
-    loss().backward()
-    assert relative_error(sketcher.pop(), expected()) < 1e-4
-    assert relative_error(expected(), plain) > 0.1
-    optimizer.step()
-    late = loss()
-    sketcher.rescale()
-    late.backward()
-    assert sketcher.pop().isnan().all()
-    loss().backward()
-    assert relative_error(sketcher.pop(), expected()) < 1e-4
-    assert compiler.frame_count == frames

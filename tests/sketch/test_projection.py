@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks import overhead
 from heeler.sketch import Sketcher
 from heeler.sketch.matrices import Matrix, MatrixSpec
-from heeler.sketch.projection import BLOCK, Projection, blocks_read, columns_read, projection
+from heeler.sketch.projection import blocks_read, columns_read, projection
 from heeler.sketch.tapped_layer import survey
 
 from .oracle import per_example_gradients, relative_error
@@ -221,20 +221,3 @@ def test_tied_layers_share_their_projection() -> None:
     assert torch.equal(up.of_grad.blocks, again.of_grad.blocks)
     assert torch.equal(up.of_grad.single, again.of_grad.single)
     assert torch.equal(up.of_input.single, again.of_input.single)
-
-
-def test_scaled_again_from_what_was_drawn_in_place_and_in_all_copies() -> None:
-    n, k, read = 1280, 16, 768
-    value = projection(0, "a", n, k, read)
-    scaled = Projection(value.clone(), blocks_read(0, "a", n, read)[0])
-    half, single = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1)
-    held = [scaled.like(single), scaled.like(half), scaled.packed(single), scaled.packed(half)]
-    for seed in range(3):  # bit for bit: a resumed run scales once where another did many times
-        factors = torch.rand(n, 1, generator=torch.Generator().manual_seed(seed)) + 0.5
-        scaled.rescale(factors)
-        blocks = (value * factors).unflatten(0, (-1, BLOCK))[blocks_read(0, "a", n, read)[0]].flatten(0, 1)
-        for tensor, expected in zip(held, (value * factors, value * factors, blocks, blocks), strict=True):
-            assert torch.equal(tensor, expected.to(tensor.dtype))
-    scaled.move(torch.device("cpu"))
-    scaled.rescale(torch.ones(n, 1))
-    assert torch.equal(scaled.like(single), value)

@@ -21,7 +21,7 @@ from heeler.ordering.setup import Setup, default_dim
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.budget import Layers
 from heeler.sketch.compiled import HooksNotTraced
-from heeler.sketch.tapped_layer import coverable
+from heeler.sketch.coverage import coverable
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ def prepare(
 
     Args:
         loader: made with `shuffle=True`; changed in place.
-        sketch: options of `heeler.attach`, such as `{"layers": "all"}`; `"optimizer": True` is the prepared one.
+        sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
         sampler_options: options of `heeler.Sampler`, such as `order`, `seed` or `process_group`.
     """
     sampler = put_into_prepared(loader, accumulation=accelerator.gradient_accumulation_steps, **sampler_options)
-    handle = attach(model, sampler, **attach_options(sketch, accelerator.scaler, accelerator._optimizers))
+    handle = attach(model, sampler, **attach_options(sketch, accelerator.scaler))
     accelerator.register_for_checkpointing(_Checkpointed(handle, batches_of(loader)))
     return handle
 

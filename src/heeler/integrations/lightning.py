@@ -28,7 +28,7 @@ class HeelerCallback(Callback):
     `accumulate_grad_batches`, as it stands when the fit begins, are balanced together.
 
     Args:
-        sketch: options of `heeler.attach`, such as `{"layers": "all"}`; `"optimizer": True` is the trainer's.
+        sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
         sampler_options: options of `heeler.Sampler`, such as `order` or `seed`.
     """
 
@@ -44,7 +44,7 @@ class HeelerCallback(Callback):
         self.sampler = put_into(loader, accumulation=trainer.accumulate_grad_batches, **self.sampler_options)
         step = _Step(pl_module)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.handle = attach(step, self.sampler, **attach_options(self.sketch, scaler, trainer.optimizers))
+        self.handle = attach(step, self.sampler, **attach_options(self.sketch, scaler))
         self._compiled_step = vars(pl_module).get("training_step")
         as_function = wraps(step.step)(lambda *args, **kwargs: step(*args, **kwargs))
         pl_module.training_step = as_function  # type: ignore[method-assign]
@@ -122,7 +122,7 @@ def setup(
     """
     sampler = put_into(loader, **sampler_options)
     scaler = getattr(fabric._precision, "scaler", None)
-    return attach(model.module, sampler, **attach_options(sketch, scaler, ()))
+    return attach(model.module, sampler, **attach_options(sketch, scaler))
 
 
 def _only_loader(trainer: Trainer) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,17 +81,9 @@ def found_strata(dataset: Any, sampler_options: dict[str, Any]) -> dict[str, Any
     return {"strata": labels}
 
 
-def attach_options(sketch: Mapping[str, Any] | None, scaler: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
-    """Options of `heeler.attach`: the user's before the framework's. `optimizer=True` stands for the framework's."""
-    options = {"scaler": scaler, **(sketch or {})}
-    if options.get("optimizer") is True:
-        if len(optimizers) != 1:
-            raise ValueError(
-                f'sketch={{"optimizer": True}} stands for the one optimizer of this run, but it has {len(optimizers)}: '
-                "pass the one that steps the model, or leave it away"
-            )
-        options["optimizer"] = optimizers[0]
-    return options
+def attach_options(sketch: Mapping[str, Any] | None, scaler: Any) -> dict[str, Any]:
+    """Options of `heeler.attach`: the user's before the framework's."""
+    return {"scaler": scaler, **(sketch or {})}
 
 
 def batches_of(loader: Any) -> BatchSampler:

@@ -32,7 +32,7 @@ def use(trainer: Trainer, *, sketch: Mapping[str, Any] | None = None, **sampler_
     The batches of `gradient_accumulation_steps` are balanced together.
 
     Args:
-        sketch: options of `heeler.attach`, such as `{"layers": "all"}`; `"optimizer": True` is the trainer's.
+        sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
         sampler_options: options of `heeler.Sampler`, such as `order`; the seed is the trainer's `data_seed` or `seed`.
     """
     for finding in of_trainer(trainer.args):
@@ -70,8 +70,7 @@ class HeelerCallback(TrainerCallback):
         loader, accumulation = kwargs["train_dataloader"], args.gradient_accumulation_steps
         sampler = put_into_prepared(loader, accumulation=accumulation, **{"seed": seed, **self.sampler_options})
         scaler = self.trainer.accelerator.scaler
-        optimizers = [kwargs["optimizer"]] if kwargs.get("optimizer") is not None else []
-        self.handle = attach(self.trainer.model_wrapped, sampler, **attach_options(self.sketch, scaler, optimizers))
+        self.handle = attach(self.trainer.model_wrapped, sampler, **attach_options(self.sketch, scaler))
         if self.resumed_from is None:
             return
         saved = Path(self.resumed_from) / STATE

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from heeler.ordering.state import StateError, to_numpy, to_torch
 from heeler.ordering.verify import Verification, verify
 from heeler.sketch import Coverage, Sketcher, projection
 from heeler.sketch.budget import Layers
-from heeler.sketch.tapped_layer import coverable
+from heeler.sketch.coverage import coverable
 
 ENOUGH = 0.5
 """The share of examples with a sketch from which on they stand for all: the first few would make any bound small."""
@@ -40,7 +39,6 @@ def attach(
     scaler: Any = None,
     reduction: Literal["mean", "sum"] = "mean",
     ids: Ids | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
 ) -> Handle:
     """From now on backward passes of `model` tell `sampler` about the examples' gradients.
 
@@ -59,9 +57,6 @@ def attach(
         reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
         ids: tells the numbers of a batch's examples, in the order of its rows, from the batch as the loader hands it
             out: `lambda batch: batch["index"]`. Needed only where the collate function sorts or drops examples.
-        optimizer: the optimizer that steps the model. If it divides by a second moment, as Adam does, sketches are of
-            gradients divided likewise, from the second sketched epoch on: what its steps are made of. Others, such as
-            SGD, change nothing.
     """
     session = sampler.session
     session.check_attachable()
@@ -79,7 +74,6 @@ def attach(
         batch_dim=batch_dim,
         scaler=scaler,
         reduction=reduction,
-        optimizer=optimizer,
     )
     try:
         session.connect(sketcher, ids)
@@ -187,7 +181,7 @@ class Handle:
         with `weights_only=True`), or written by `heeler.save`.
         """
         state = {"session": self.session.state_dict(), "sketch": self._fingerprint()}
-        return dict(to_torch({**state, "left_out": self.sketcher.left_out, "scale": _copied(self.sketcher.scale)}))
+        return dict(to_torch({**state, "left_out": self.sketcher.left_out}))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken; raises, and changes nothing, if the state does not fit."""
@@ -203,15 +197,18 @@ class Handle:
                         "sketches of different projections cannot be compared. Attach with the options the state was "
                         "saved with."
                     )
-            scale = self.sketcher.checked_scale(tree.get("scale", {}))  # states of 0.2.0 have none
+            if tree.get("scale"):
+                raise StateError(
+                    "the state was saved with attach(optimizer=...), which is gone: its sketches are of scaled "
+                    "gradients and cannot be compared with new ones. Load model and optimizer, but not this state."
+                )
             left_out = {str(name): str(why) for name, why in tree["left_out"].items()}
             self.session.load_state_dict(tree["session"])
         except StateError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StateError(f"the state is damaged ({type(error).__name__}: {error})") from error
-        self.sketcher.leave_out(left_out)
-        self.sketcher.use_scale(scale)
+        self.sketcher.set_left_out(left_out)
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers for any logger; the herding bounds are there from the second epoch on."""
@@ -223,11 +220,10 @@ class Handle:
         Every example's gradient is that of the weights it was last trained on, up to `Sampler(refresh=...)` epochs
         ago, so the bound is an upper end: `heeler.diversity.measure` tells it at the present weights. Reads the whole
         table, so ask once per epoch rather than once per step. None where the rule keeps no table, where few examples
-        have a sketch yet, where sketches are of scaled gradients (`attach(optimizer=...)`), for diversity is of the
-        gradients themselves, and on workers other than rank 0, where all sketches meet.
+        have a sketch yet, and on workers other than rank 0, where all sketches meet.
         """
         table = self.table
-        if table is None or not self.session.planner.sees_all or self.sketcher.scale:
+        if table is None or not self.session.planner.sees_all:
             return None
         with self.session.planner.reading():
             if table.share_seen < ENOUGH:
@@ -242,11 +238,6 @@ class Handle:
             return "the batch size that would still train well is not known: this order keeps no sketches of examples"
         if not self.session.planner.sees_all:
             return "the batch size that would still train well is not known here: ask rank 0, where all sketches meet"
-        if self.sketcher.scale:
-            return (
-                "the batch size that would still train well is not known: sketches are of gradients as the optimizer "
-                "steps by them; heeler.diversity.measure tells it from the gradients themselves"
-            )
         found = self.diversity()
         if found is None:
             return "the batch size that would still train well is not known: too few examples have been seen yet"
@@ -259,7 +250,3 @@ class Handle:
             "parameters": ",".join(self.sketcher.chosen),
             "projections": "none" if self.sketcher.exact else f"version {projection.VERSION}",
         }
-
-
-def _copied(scale: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    return {name: {side: each.clone() for side, each in found.items()} for name, found in scale.items()}

@@ -18,8 +18,5 @@ class SketchSource(Protocol):
     def weights_version(self) -> int:
         """Changes with every step of an optimizer."""
 
-    def rescale(self) -> bool:
-        """Sketch gradients as the optimizer steps now; True if sketches of before cannot be compared with those."""
-
     def pop_passes(self) -> list[tuple[Any, Tensor]]:
         """All passes finished since the last pop, in forward order: the stamp, and the sketches (B_i, K)."""

@@ -120,6 +120,11 @@ class Checks:
         self._checks_left, self._looks_left = 1 if self.filed else CHECKS, LOOKS
         self.untested = True
 
+    def meet_new(self) -> None:
+        """A layer is sketched from now on that was not: look at everything once more."""
+        self.again()
+        self.unknown = True
+
     def close(self) -> None:
         """Look no more."""
         if self.check is not None:

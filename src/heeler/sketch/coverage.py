@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from heeler.sketch.tapped_layer import survey
+
 
 @dataclass(frozen=True)
 class Line:
@@ -73,3 +75,9 @@ class Coverage:
             state = line.rule if line.rule is not None else f"left out: {line.reason}"
             lines.append(f"  {line.parameter:<{width}}  {line.size:>12,}  {state}")
         return "\n".join(lines)
+
+
+def coverable(model: nn.Module) -> int:
+    """How many parameters sketches of a model cover if all of its layers are tapped."""
+    found = survey(getattr(model, "_orig_mod", model))
+    return found.count(found.layers)

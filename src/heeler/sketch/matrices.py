@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heeler.sketch import fused
-from heeler.sketch.preconditioner import Factors, of_bias
 from heeler.sketch.projection import (
     Constant,
     Projection,
@@ -64,7 +63,6 @@ class Matrix:
     def __init__(self, spec: MatrixSpec, dim: int, seed: int, weight_key: str | None, bias_key: str | None) -> None:
         self.spec = spec
         self.dim = dim
-        self._has_weight = weight_key is not None
         k_rows, k_cols = split_for(dim, spec.rows, spec.cols)
         key = weight_key if weight_key is not None else f"{bias_key}/alone"
         grad_side, input_side = ("rows", "cols") if spec.grad_is_rows else ("cols", "rows")
@@ -89,23 +87,6 @@ class Matrix:
         for constant in (self.of_grad, self.of_input, self.of_ones):
             if constant is not None:
                 constant.move(device)
-
-    def rescale(self, weight: Factors | None, bias: Factors | None) -> None:
-        """Scale gradients by these multipliers from now on, by none where there are none.
-
-        The bias meets the weight's projection of the gradient's side: it has one multiplier of its own.
-        """
-        rows, cols = torch.ones(self.spec.rows), torch.ones(self.spec.cols)
-        if weight is not None:
-            rows, cols = weight["rows"], weight["cols"]
-        grad, inputs = (rows, cols) if self.spec.grad_is_rows else (cols, rows)
-        entries = torch.ones_like(grad) if bias is None else bias["entries"]
-        if not self._has_weight:
-            grad = entries
-        self.of_grad.rescale(grad[:, None])
-        self.of_input.rescale(inputs[:, None])
-        if self.of_ones is not None:
-            self.of_ones.rescale(of_bias(entries, grad))
 
     def input_filter(self, like: Tensor) -> Tensor:
         """(n_input, k): what an input is multiplied by."""
@@ -282,11 +263,6 @@ class Vector:
 
     def move(self, device: torch.device) -> None:
         self.projection.move(device)
-
-    def rescale(self, factors: Factors | None) -> None:
-        """Scale gradients by these multipliers from now on, by none where there are none."""
-        n = self.projection.single.shape[0]
-        self.projection.rescale((torch.ones(n) if factors is None else factors["entries"])[:, None])
 
     def write(self, v: Tensor) -> Tensor:
         """(B, n) per-example gradient → (B, K)."""

@@ -21,8 +21,6 @@ class Pass:
         """The model was in evaluation mode."""
         self.spoiled = False
         """A layer was left out while it ran: its sketch is not filed."""
-        self.scaling = 0
-        """`Recorder.scaling` as it began."""
         self.sketch: Tensor | None = None
         self.popped = False
         self.task = -1
@@ -41,8 +39,6 @@ class Slot:
         self.taken = False
         """A compiled forward took this slot, and its first gradient has not arrived."""
         self.examples = owner.examples
-        self.stale = False
-        """Gradients got another scale since."""
         self.replayed = False
         """A checkpoint will run parts of this forward again in backward."""
         self.tapped: dict[int, Layout | None] = {}

@@ -123,17 +123,6 @@ class Constant:
     def __init__(self, value: Tensor) -> None:
         self.single = value
         self.half = value.to(torch.bfloat16)
-        self._drawn: Tensor | None = None
-        """On the host, as it was before it was scaled first."""
-
-    def rescale(self, factors: Tensor) -> None:
-        """From now on it is what was drawn, times `factors` (n, 1) or (): in place, for compiled code holds it."""
-        if self._drawn is None:
-            self._drawn = self.single.detach().cpu().clone()
-        value = self._drawn * factors
-        # `.data`: a compiled forward may have saved it for its backward. That pass is not filed.
-        self.single.data.copy_(value)
-        self.half.data.copy_(value)
 
     def move(self, device: torch.device) -> None:
         self.single, self.half = self.single.to(device), self.half.to(device)
@@ -159,11 +148,6 @@ class Projection(Constant):
         if blocks is not None:
             self.blocks = torch.from_numpy(blocks).to(torch.int32)
             self._packed = Constant(value.unflatten(0, (-1, BLOCK))[blocks].flatten(0, 1))
-
-    def rescale(self, factors: Tensor) -> None:
-        super().rescale(factors)
-        if self.blocks is not None:
-            self._packed.rescale(factors.unflatten(0, (-1, BLOCK))[self.blocks.cpu().long()].flatten(0, 1))
 
     def packed(self, other: Tensor) -> Tensor:
         return self.like(other) if self.blocks is None else self._packed.like(other)

@@ -64,10 +64,6 @@ class Recorder:
         """Backwards were seen of forwards in evaluation mode."""
         self.stamps: list[Any] = []
         """Of compiled forwards whose gradients have not come."""
-        self.scaling = 0
-        """How often the scale of gradients has changed: a pass that saw two of them is not filed."""
-        self.multipliers: Tensor | None = None
-        """(K,) of exact gradients; projections are scaled themselves."""
         self.key = compiled.enrol(self)
         self.enabled = True
         self.sketching = True
@@ -101,17 +97,9 @@ class Recorder:
 
     def move(self, device: torch.device) -> None:
         self.device = device
-        self.multipliers = None if self.multipliers is None else self.multipliers.to(device)
         self._spare.clear()
         for layer in self.layers:
             layer.move(device)
-
-    def rescaled(self, multipliers: Tensor | None) -> None:
-        """Gradients have another scale from now on; multipliers (K,): in the exact mode."""
-        self.scaling += 1
-        for slot in self.slots:
-            slot.stale = slot.taken
-        self.multipliers = None if multipliers is None else multipliers.to(self.device)
 
     def warn_of_lost_batch(self) -> None:
         if not self._warned:
@@ -148,7 +136,7 @@ class Recorder:
         self.stamps.clear()
         self.depth = 0
         for slot in self.slots:
-            slot.taken = slot.stale = False
+            slot.taken = False
 
     def _settle(self, owner: Pass, total: Tensor | None, fill: float) -> None:
         """File what was looked at, or rows of `fill` where nothing is left."""
@@ -201,8 +189,7 @@ class Recorder:
     def begin(self, owner: Pass, task: int, device: torch.device, into_grad: bool) -> bool:
         """A pass gets its first gradient in a backward: whether it counts. into_grad: it is added to `.grad`."""
         owner.task, owner.counts = task, not owner.popped and into_grad
-        rescaled = owner.scaling != self.scaling
-        if (owner.popped or rescaled) and into_grad and self.checks.check is not None:
+        if owner.popped and into_grad and self.checks.check is not None:
             self.checks.check.taint()
         if owner.counts and self.checks.check is None:
             sums = Sums(owner.examples.batch, self.dim, owner.factor, device)
@@ -292,10 +279,6 @@ class Recorder:
                 if slot.taken:
                     slot.taken = False
                     slot.owner = self._new_pass(slot.batch, [])
-                    slot.owner.spoiled = slot.stale
-                    if slot.stale and self.checks.check is not None:
-                        self.checks.check.taint()
-                    slot.stale = False
                     stamped = bool(self.stamps)
                     slot.owner.stamp = self.stamps.pop(0) if stamped else self.listener.forward_begins(slot.batch, None)
         self.collect(self.slots[index].owner, leaf, compiled=True)
@@ -331,17 +314,13 @@ class Recorder:
 
     def _new_pass(self, batch: int, shapes: list[torch.Size]) -> Pass:
         self._count += 1
-        new = Pass(self._count, Examples(batch, self.batch_dim, shapes), batch if self.mean else 1)
-        new.scaling = self.scaling
-        return new
+        return Pass(self._count, Examples(batch, self.batch_dim, shapes), batch if self.mean else 1)
 
     def _file(self, owner: Pass, sketch: Tensor) -> None:
         self.checks.filed += 1
         self.trains_in_eval = self.trains_in_eval or owner.in_eval
         sketch = _unscaled(sketch, self.scaler)
-        if self.multipliers is not None:
-            sketch = sketch * self.multipliers
-        if owner.spoiled or owner.scaling != self.scaling:
+        if owner.spoiled:
             sketch = torch.full_like(sketch, torch.nan)
         if owner.sketch is None:
             owner.sketch = sketch

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heeler.notices import warn
-from heeler.sketch import compiled, preconditioner
+from heeler.sketch import compiled
 from heeler.sketch.budget import Layers, choose, prices
 from heeler.sketch.coverage import Coverage, Line
 from heeler.sketch.layer_hooks import LayerHook
 from heeler.sketch.listener import Nobody, SketchListener
 from heeler.sketch.matrices import AnyMatrix, AnyVector
-from heeler.sketch.preconditioner import Scale, Wanted
 from heeler.sketch.recorder import Recorder
 from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf
 from heeler.sketch.tapped_layer import clean_name, draw, lay_out, survey
@@ -45,7 +43,6 @@ class Sketcher:
             argument tells, a function `(args, kwargs) -> batch size` (activations then have the batch in front).
         scaler: the GradScaler in use, whose factor is taken out of the sketches.
         reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
-        optimizer: the one that steps the model: `rescale` has sketches be of gradients as it steps by them.
     """
 
     def __init__(
@@ -60,11 +57,9 @@ class Sketcher:
         batch_dim: BatchDim = 0,
         scaler: Any = None,
         reduction: str = "mean",
-        optimizer: Any = None,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
-        self._optimizer = None if optimizer is None else preconditioner.fitting(optimizer)
         compiled.refuse_if_called(model)
         root = getattr(model, "_orig_mod", model)
         found = survey(root)
@@ -92,9 +87,6 @@ class Sketcher:
 
         self._survey = found
         self._root = root
-        self._warned_of_optimizer = False
-        self.scale: Scale = {}
-        """What gradients are multiplied by, parameter by parameter, before they are sketched; {}: they are not."""
         self._recorder = Recorder(
             root,
             self._layers,
@@ -140,66 +132,6 @@ class Sketcher:
     def sketching(self, value: bool) -> None:
         self._recorder.sketch(value)
 
-    def rescale(self) -> bool:
-        """Scale gradients, from now on, as the optimizer would step by them now. Sketches of before should be popped.
-
-        Without an optimizer, and as long as it has no second moments, nothing changes. Returns True where sketches of
-        before were not scaled at all: they cannot be compared with those to come. Those of an earlier scale can, about
-        as well as gradients of earlier weights.
-        """
-        scale = {} if self._optimizer is None else self._scale_now()
-        if not scale:
-            return False
-        first = not self.scale
-        self.use_scale(scale)
-        return first
-
-    def use_scale(self, scale: Any) -> None:
-        """Scale gradients by what `scale` was, here or in another process, from now on."""
-        scale = self.checked_scale(scale)
-        if not scale and not self.scale:
-            return
-        self.scale = scale
-        multipliers = torch.ones(self.dim) if self.exact and scale else None
-        for layer in self._layers:
-            names = {local: self._survey.names[id(p)] for local, p in layer.parameters.items()}
-            factors = {local: scale[name] for local, name in names.items() if name in scale}
-            if not self.exact:
-                layer.rescale(factors)
-            elif multipliers is not None:
-                for local, found in factors.items():
-                    multipliers[layer.columns_of(local)] = found["entries"]
-        self._recorder.rescaled(multipliers)
-
-    def checked_scale(self, scale: Any) -> Scale:
-        """`scale` if it is one of this sketcher's parameters; else a ValueError."""
-        return preconditioner.check(scale, self._scalable())
-
-    def _scale_now(self) -> Scale:
-        try:
-            scale = preconditioner.scale_of(self._optimizer, self._scalable())
-        except preconditioner.NotWhole:
-            self._warn_of_optimizer("its state is cut up over the ranks (FSDP)")
-            return {}
-        if not scale and preconditioner.has_moments(self._optimizer):
-            self._warn_of_optimizer("it holds none of the sketched parameters")
-        return scale
-
-    def _warn_of_optimizer(self, why: str) -> None:
-        if not self._warned_of_optimizer:
-            self._warned_of_optimizer = True
-            warn("sketches are of plain gradients, not of what the optimizer steps by: %s", why)
-
-    def _scalable(self) -> list[Wanted]:
-        """The covered parameters, as they are now, each once."""
-        found: dict[str, Wanted] = {}
-        for layer in self._layers:
-            shapes = {} if self.exact else {m.spec.weight: (m.spec.rows, m.spec.cols) for m in layer.matrices}
-            for local, parameter in layer.now().items():
-                name = self._survey.names[id(layer.parameters[local])]
-                found.setdefault(name, Wanted(name, parameter, shapes.get(local)))
-        return list(found.values())
-
     def pop_passes(self) -> list[tuple[Any, Tensor]]:
         """All passes finished since the last pop, in forward order: the listener's stamp, and (B_i, K) float32."""
         return self._recorder.pop()
@@ -222,7 +154,7 @@ class Sketcher:
         for (_, layer, local), gradient in zip(found.values(), gradients, strict=True):
             if gradient is not None:
                 total += layer.sketch_gradient(local, gradient)
-        return total if self._recorder.multipliers is None else total * self._recorder.multipliers
+        return total
 
     @property
     def weights_version(self) -> int:
@@ -274,11 +206,14 @@ class Sketcher:
         """The layers that were left out since, by name, and why."""
         return {layer.name: layer.problem for layer in self._layers if layer.broken}
 
-    def leave_out(self, names: dict[str, str]) -> None:
-        """Leave these layers out, as a run did that is gone on with."""
+    def set_left_out(self, names: dict[str, str]) -> None:
+        """Leave out exactly these layers, by name, as a run did that is gone on with; take the others in again."""
         for layer in self._layers:
             if layer.name in names:
                 layer.problem, layer.broken = names[layer.name], True
+            elif layer.broken:
+                layer.take_in()
+                self._recorder.checks.meet_new()
 
     def detach(self) -> None:
         """Remove every hook; the model is as it was."""

@@ -14,7 +14,6 @@ from heeler.sketch.layer_rules import LayerRule, LeftOut, find_rule
 from heeler.sketch.layer_rules.embedding import EmbeddingRule
 from heeler.sketch.layer_rules.norm import LastDimensions
 from heeler.sketch.matrices import AnyMatrix, AnyVector, ExactMatrix, ExactVector, Matrix, MatrixSpec, Vector
-from heeler.sketch.preconditioner import Factors
 
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
@@ -52,6 +51,10 @@ class TappedLayer:
     def leave_out(self, reason: str) -> None:
         """From now on it has no part in sketches; said once."""
         leave_out([self], reason)
+
+    def take_in(self) -> None:
+        """It was left out, and has its part in sketches again; how its input lies is tested once more."""
+        self.problem, self.broken, self.layout = "", False, None
 
     def fail(self, error: Exception) -> None:
         """A rule's error costs the sketch this layer, never the training run its step."""
@@ -92,14 +95,6 @@ class TappedLayer:
             if matrix.spec.bias == local:
                 return matrix.of_bias(gradient)
         raise KeyError(local)
-
-    def rescale(self, factors: dict[str, Factors]) -> None:
-        """Scale the parameters' gradients by these multipliers, by local name, from now on: not in the exact mode."""
-        for matrix in self.matrices:
-            bias = None if matrix.spec.bias is None else factors.get(matrix.spec.bias)
-            matrix.rescale(factors.get(matrix.spec.weight), bias)  # type: ignore[union-attr]
-        for local, vector in self.vectors.items():
-            vector.rescale(factors.get(local))  # type: ignore[union-attr]
 
     def move(self, device: torch.device) -> None:
         for part in (*self.matrices, *self.vectors.values()):
@@ -176,12 +171,6 @@ def survey(model: nn.Module) -> Survey:
         for parameter in layer.parameters.values():
             reasons.pop(names[id(parameter)], None)
     return Survey(names, parameters, layers, reasons)
-
-
-def coverable(model: nn.Module) -> int:
-    """How many parameters sketches of a model cover if all of its layers are tapped."""
-    found = survey(getattr(model, "_orig_mod", model))
-    return found.count(found.layers)
 
 
 def _drop_half_seen(
