@@ -314,6 +314,18 @@ def test_a_state_of_another_subset_is_refused_and_changes_nothing() -> None:
     same.load_state_dict(set_up(chosen)[2].state_dict())
 
 
+def test_a_state_of_a_sampler_that_reselected_is_refused() -> None:
+    """Version 0.2 had `Sampler(reselect_every=)`; no sampler of this version can go on with its states."""
+    _, _, sampler, handle, _ = set_up()
+    before = sampler.indices.copy()
+    saved, small = handle.state_dict(), {**sampler.state_dict(), "reselect": {"every": 3}}
+    saved["session"]["reselect"] = {"every": 3, "turn": 1, "part_epochs": 0}
+    for load in (lambda: handle.load_state_dict(saved), lambda: sampler.load_state_dict(small)):
+        with pytest.raises(StateError, match=r"reselect_every=.*finish that run with Heeler 0.2, or start a new"):
+            load()
+    np.testing.assert_array_equal(sampler.indices, before)
+
+
 def test_a_state_of_a_subset_does_not_grow() -> None:
     with pytest.raises(ValueError, match="a state of a subset cannot grow"):
         heeler.grow(set_up()[3].state_dict(), N + 10)
@@ -349,7 +361,7 @@ def test_a_rule_of_your_own_orders_the_subset() -> None:
 
 
 def test_a_sampler_of_all_examples_comes_back_between_subsets() -> None:
-    """Reselection by hand: the whole's next epoch has a new, herded order, and sketches at the new weights."""
+    """Choosing again by hand: the whole's next epoch has a new, herded order, and sketches at the new weights."""
     dataset, model = problem(N)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     whole = heeler.Sampler(dataset, batch_size=BATCH, refresh=1)

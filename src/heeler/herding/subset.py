@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,15 @@ from heeler.herding.validate import Array, IntArray, as_integers, as_numpy, froz
 
 ALL = "all"
 """The digest of what is no subset."""
+
+
+class WeightedExamples(Protocol):
+    """What `heeler.select` returns, as far as a sampler needs it."""
+
+    @property
+    def indices(self) -> IntArray: ...
+    @property
+    def weights(self) -> NDArray[np.float64]: ...
 
 
 class Subset:

@@ -6,7 +6,6 @@ Knows nothing of models, and does not import torch unless a saved state is read.
 from heeler.selection.api import METHODS, select
 from heeler.selection.parts import proportional_parts
 from heeler.selection.result import Selection, Spread
-from heeler.selection.selector import Selector
 from heeler.selection.source import Rows, rows_of
 from heeler.selection.together import select_together
 
@@ -14,7 +13,6 @@ __all__ = [
     "METHODS",
     "Rows",
     "Selection",
-    "Selector",
     "Spread",
     "proportional_parts",
     "rows_of",

@@ -14,7 +14,6 @@ from heeler.herding.subset import Subset
 from heeler.selection.api import select
 from heeler.selection.parts import count_of, proportional_parts
 from heeler.selection.result import Selection, Spread
-from heeler.selection.selector import Selector
 
 
 def select_together(
@@ -63,26 +62,6 @@ def select_together(
             return _written(select(table, k, method, labels=classes, target=target, seed=seed))
 
     return own_part(_read(circle.hear(of_all)), sizes, rank, setup.subset)
-
-
-def choose_together(session: Any, selector: Selector, turn: int) -> Selection | None:
-    """The selector's `turn`-th choice among the rows of all workers, on every rank; None: too few have a sketch.
-
-    Every rank calls it between two epochs. With shards of their own the workers' rows lie side by side.
-    """
-    planner, labels = session.planner, selector.labels
-    if session.links.ranks is None:
-        return selector.choose(session.rule.table, labels, turn)
-    planner.consolidate(0)
-    circle, classes = _prepared(session, labels, {"k": selector.k, "method": selector.method, "seed": selector.seed})
-
-    def found() -> bytes:
-        with planner.reading():
-            chosen = selector.choose(session.rule.table, classes, turn)
-        return b"" if chosen is None else _written(chosen)
-
-    content = circle.hear(found)
-    return _read(content) if content else None
 
 
 def _prepared(session: Any, labels: Any, facts: dict[str, object]) -> tuple[Any, Any]:
