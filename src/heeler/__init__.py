@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from heeler.forecast import Explanation, explain
     from heeler.herding import order_by
     from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
-    from heeler.selection import Selection, Selector, select
+    from heeler.selection import Selection, select
 
 __version__ = "0.2.0"
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "HeelerWarning",
     "Sampler",
     "Selection",
-    "Selector",
     "__version__",
     "attach",
     "explain",
@@ -33,7 +32,7 @@ __all__ = [
 ]
 _PACKAGES = ("diversity", "forecast", "herding", "ordering", "robust", "selection", "sketch", "stragglers", "streams")
 _HOMES = {"Explanation": "forecast", "explain": "forecast"}
-_HOMES |= dict.fromkeys(("Selection", "Selector", "select"), "selection")
+_HOMES |= dict.fromkeys(("Selection", "select"), "selection")
 _HOMES |= {"order_by": "herding"}
 
 

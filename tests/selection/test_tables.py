@@ -82,13 +82,3 @@ def test_others_beside_ours():
                 row["objective"] - own["objective"] if method == "facility" else own["objective"] - row["objective"]
             )
             assert better <= 1e-9 * abs(own["objective"])  # equal or worse than ours
-
-
-def test_choosing_anew():
-    found = kept("reselecting")["tasks"]
-    for how in found["digits"]:
-        cells = []
-        for task in ("digits", "digits-mlp"):
-            loss, accuracy = (found[task][how][name] for name in ("train_loss", "test_accuracy"))
-            cells += [f"{loss[0]:.4f} ± {loss[1]:.4f}", f"{100 * accuracy[0]:.1f} ± {100 * accuracy[1]:.1f}"]
-        assert " | ".join(cells) in PAGE

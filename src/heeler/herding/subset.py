@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,15 @@ from heeler.herding.validate import Array, IntArray, as_integers, as_numpy, froz
 
 ALL = "all"
 """The digest of what is no subset."""
+
+
+class WeightedExamples(Protocol):
+    """What `heeler.select` returns, as far as a sampler needs it."""
+
+    @property
+    def indices(self) -> IntArray: ...
+    @property
+    def weights(self) -> NDArray[np.float64]: ...
 
 
 class Subset:
@@ -81,12 +90,6 @@ class Subset:
                 "example of the dataset"
             )
         return found if self.numbers is None else found[self.numbers]
-
-    def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(N,) from values (k,) of the chosen; NaN for the others."""
-        out = np.full(self.length, np.nan)
-        out[slice(None) if self.numbers is None else self.numbers] = values
-        return out
 
     def weights(self, mean: float) -> NDArray[np.float32]:
         """(N,) one per example of the dataset: the given one over `mean`, and 0 for one that was not chosen."""

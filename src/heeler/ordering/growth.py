@@ -18,7 +18,7 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
     tree = to_numpy(state)
     session = tree["session"]
     old = session["examples"]
-    if "subset" in session or "reselect" in session:
+    if "subset" in session:
         raise ValueError(
             "a state of a subset cannot grow: its numbers stay right in a dataset that has grown behind them, so load "
             "it as it is, or select anew, among the new examples too, and start a new sampler"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sized
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -15,18 +15,14 @@ from heeler.herding import OrderingRule, Recipe
 from heeler.herding.lazy import Order
 from heeler.herding.rules.sharded import sharded
 from heeler.herding.strata import Strata, strata_of, strata_within
-from heeler.herding.subset import Subset
+from heeler.herding.subset import Subset, WeightedExamples
 from heeler.herding.validate import IntArray
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.loader_probe import drawing_loader
 from heeler.ordering.refresh import REFRESH
-from heeler.ordering.reselecting import ReselectingSession, selector_of
 from heeler.ordering.session import Session
 from heeler.ordering.setup import Links, Setup
 from heeler.streams.stream import Stream
-
-if TYPE_CHECKING:
-    from heeler.selection import Selection, Selector
 
 
 class Sampler(DistributedSampler[Any]):
@@ -58,10 +54,6 @@ class Sampler(DistributedSampler[Any]):
         subset: train on these examples only: what `heeler.select` returns, its `as_dict()`, or the (k,) numbers of the
             chosen examples in `dataset`. Orders are of the subset, indices are the dataset's. `weights` has the weights
             for the loss. Give the same again after a restart. With `shards="local"` it is of this worker's dataset.
-            Or a `heeler.Selector`, with `reselect_every`.
-        reselect_every: choose anew every so many epochs, at least 2, as `subset=heeler.Selector(0.1)` says: the first
-            epoch of each such cycle goes over the whole dataset, for all gradients are needed, and the others over
-            what is chosen after it. `weights` is then updated in place, and the sampler's length changes.
         block_size: find orders in two levels: blocks of about so many examples are put in order by their sums, examples
             within two half blocks at a time, as they are needed, so that orders take next to no memory. By default one
             level up to ten million examples, and blocks of 65,536 or more above that. For `order="herd"`, without
@@ -91,8 +83,7 @@ class Sampler(DistributedSampler[Any]):
         order: str | OrderingRule | Recipe = "herd",
         dim: int | None = None,
         strata: Any = None,
-        subset: Selection | Selector | Mapping[str, Any] | ArrayLike | None = None,
-        reselect_every: int | None = None,
+        subset: WeightedExamples | Mapping[str, Any] | ArrayLike | None = None,
         block_size: int | None = None,
         table: str | os.PathLike[str] | None = None,
         refresh: int = REFRESH,
@@ -118,8 +109,7 @@ class Sampler(DistributedSampler[Any]):
             num_replicas, rank = num_replicas or size, own if rank is None else rank
             ranks = ranks if (num_replicas, rank) == (size, own) and size > 1 else None
         workers, rank = num_replicas or 1, rank or 0
-        selector = selector_of(subset, reselect_every)
-        part = Subset(len(sized), None if selector else subset)
+        part = Subset(len(sized), subset)
         order = _order_in(part, order, sized)
         found = None if strata is None or len(part) == 0 else _strata_in(part, strata)
         setup = Setup(
@@ -134,12 +124,10 @@ class Sampler(DistributedSampler[Any]):
             shards=shards,
             drop_last=drop_last,
             strata=found,
-            reselect_every=reselect_every,
             block_size=block_size,
             table=None if table is None else os.fspath(table),
         )
-        links = Links(setup, ranks, exchange_timeout)
-        self.session = Session(setup, links) if selector is None else ReselectingSession(setup, links, selector)
+        self.session = Session(setup, Links(setup, ranks, exchange_timeout))
         """Owner of the epoch's state; what `attach` joins to a model."""
         # What DistributedSampler's own constructor would set, but for `epoch`, which the session owns. The class is
         # its subclass because Lightning and Ray Train replace any other sampler.
@@ -191,16 +179,9 @@ class Sampler(DistributedSampler[Any]):
         """(N,) float32: how much the loss of each example of the dataset counts.
 
         The subset's weights, with mean 1 over the chosen examples (of all workers), so that learning rates keep their
-        meaning; 0 for the others. 1 for every example where there is no subset, or one without weights. With
-        `reselect_every` always the same tensor, in shared memory: a dataset that holds it has the weights of the epoch
-        under way, in a loader's worker processes too.
+        meaning; 0 for the others. 1 for every example where there is no subset, or one without weights.
         """
         return self.session.weights
-
-    @property
-    def selection(self) -> Selection | None:
-        """What `reselect_every` chose last (this worker's part of it), with its errors and chance's; None: nothing."""
-        return self.session.selection if isinstance(self.session, ReselectingSession) else None
 
     @property
     def strata(self) -> IntArray | None:

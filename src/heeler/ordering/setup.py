@@ -57,8 +57,6 @@ class Setup:
     drop_last: bool
     strata: Strata | None = field(default=None, compare=False)
     """Of this worker's examples."""
-    reselect_every: int | None = None
-    """Epochs from one selection of a subset to the next, where the sampler makes them."""
     block_size: int | None = None
     table: str | None = None
 
@@ -111,8 +109,6 @@ class Setup:
             raise ValueError(f"{asked} is for order='herd', which it makes find orders in two levels: leave it out")
         if self.strata is not None:
             raise ValueError(f"{asked} makes orders in two levels, which make no use of strata: leave one of them out")
-        if self.reselect_every is not None:
-            raise ValueError(f"{asked} and reselect_every do not go together: leave one of them out")
         if self.workers > 1 and self.shards == "global":
             raise ValueError(
                 f"{asked} makes orders in two levels, which each worker finds for examples of its own: give every "
@@ -125,7 +121,7 @@ class Setup:
         """Whether blocks are ordered first, and examples in them as they are needed."""
         if self.block_size is not None or self.table is not None:
             return True
-        if self.order != "herd" or self.strata is not None or self.reselect_every is not None or self.workers > 1:
+        if self.order != "herd" or self.strata is not None or self.workers > 1:
             return False
         return self.examples > ONE_LEVEL
 
@@ -213,7 +209,6 @@ class Links:
             "shards": setup.shards,
             "drop_last": setup.drop_last,
             "refresh": setup.refresh,
-            "reselect_every": setup.reselect_every,
             "block_size or table": setup.two_levels,
         }
         if setup.shards == "global":

@@ -131,8 +131,8 @@ def check_subset(state: dict[str, Any], digest: str) -> None:
     """Raise unless a state is of the same subset."""
     if "reselect" in state:
         raise StateError(
-            f"the state is of a sampler that chooses anew every {state['reselect']['every']} epochs: make this one "
-            "with the same subset=heeler.Selector(...) and reselect_every="
+            "the state was saved with Sampler(reselect_every=), which Heeler 0.3 does not have: finish that run with "
+            "Heeler 0.2, or start a new sampler without the state, Sampler(subset=heeler.select(...))"
         )
     saved = state.get("subset", ALL)
     if saved != digest:

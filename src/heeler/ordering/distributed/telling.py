@@ -28,6 +28,12 @@ class Circle:
         """Whether this is rank 0 of the workers."""
         return self.workers is not None and self.workers.rank == 0
 
+    def close(self) -> None:
+        """Leave the connections."""
+        for transport in (self.workers, self.peers):
+            if transport is not None:
+                transport.close()
+
     def hear(self, find: Callable[[], bytes]) -> bytes:
         """What `find` returns on rank 0, the only one that calls it; an error there is raised on every rank."""
         error: Exception | None = None
