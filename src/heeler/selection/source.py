@@ -151,7 +151,7 @@ def _stored(state: dict[str, Any]) -> tuple[Any, Any, float, Subset | None]:
         table = table[name]
     if "block" in table:
         raise ValueError(
-            "the state's table lies in blocks (Sampler(block_size=...)), which a state alone does not tell apart: load "
+            "the state's table lies in blocks (heeler.two_levels), which a state alone does not tell apart: load "
             "it into a handle, and select from that"
         )
     rows = check.as_numpy(check.entry(table, "rows"), "rows")
