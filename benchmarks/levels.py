@@ -13,8 +13,9 @@ import numpy as np
 from torch.utils.data import BatchSampler
 
 import heeler
-from heeler.herding import herding_bound, make_rule
+from heeler.herding import OrderingRule, herding_bound, make_rule
 from heeler.herding.validate import Array, IntArray
+from heeler.levels import BlockHerd
 
 CHUNK = 1 << 16
 BASE = 1 << 18
@@ -45,9 +46,11 @@ def compare_levels(
         part[:] = rng.standard_normal(part.shape, np.float32) * weights
     _compile(dim, batch_size)
     result: dict[str, Any] = {"examples": examples, "dim": dim, "batch_size": batch_size, "decay": decay, "seed": seed}
-    levels: dict[str, dict[str, Any]] = {"one": {}, "two": {"block_size": block_size}}
-    for name, options in levels.items():
-        rule = make_rule("herd", examples, dim, seed=seed, batch_size=batch_size, **options)
+    for name in ("one", "two"):
+        common: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+        rule: OrderingRule = make_rule("herd", examples, dim, **common)
+        if name == "two":
+            rule = BlockHerd(examples, dim, block_size=block_size, **common)
         begun = time.perf_counter()
         for start in range(0, examples, CHUNK):
             rows = rule.order[start : start + CHUNK]
@@ -61,8 +64,8 @@ def compare_levels(
         result[f"{name}_cpu_seconds"] = time.process_time() - worked
         result[f"{name}_feeding_seconds"] = fed - begun
         result[f"{name}_bound"] = herding_bound(table, order, batch_size=batch_size)._asdict()
-        if rule.table is not None and name == "two":
-            result["block_size"] = rule.order.shape.size  # type: ignore[union-attr]
+        if isinstance(rule, BlockHerd):
+            result["block_size"] = rule.table.shape.size
         del rule, order
     result["seconds_ratio"] = result["two_seconds"] / result["one_seconds"]
     result["bound_ratio"] = {k: v / result["one_bound"][k] for k, v in result["two_bound"].items()}
@@ -86,7 +89,7 @@ def run_scale(
         mean += _vectors(base, np.arange(start, min(start + CHUNK, examples))).sum(axis=0, dtype=np.float64) / examples
     _compile(dim, batch_size)
     begun_bytes = _peak_bytes()
-    sampler = heeler.Sampler(examples, batch_size=batch_size, dim=dim, table=path, seed=seed)
+    sampler = heeler.Sampler(examples, batch_size=batch_size, order=heeler.two_levels(table=path), dim=dim, seed=seed)
     planner = sampler.session.planner
     result: dict[str, Any] = {"examples": examples, "dim": dim, "batch_size": batch_size, "seed": seed}
     for epoch in (1, 2):
@@ -140,9 +143,9 @@ def _vectors(base: Array, examples: IntArray) -> Array:
 
 def _compile(dim: int, batch_size: int) -> None:
     rng = np.random.default_rng(0)
-    levels: list[dict[str, Any]] = [{}, {"block_size": 4 * batch_size}]
-    for options in levels:
-        rule = make_rule("herd", 16 * batch_size, dim, batch_size=batch_size, **options)
+    examples, size = 16 * batch_size, 4 * batch_size
+    one = make_rule("herd", examples, dim, batch_size=batch_size)
+    for rule in (one, BlockHerd(examples, dim, batch_size=batch_size, block_size=size)):
         for _ in range(2):
             vectors = rng.standard_normal((16 * batch_size, dim))
             rule.observe(np.arange(16 * batch_size), vectors)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from heeler.herding.levels import Scatter
-from heeler.herding.rules.blocks import BlockHerd, default_block
+from heeler.levels.rule import BlockHerd, default_block
+from heeler.levels.scatter import Scatter
 
 DIMS = (16, 64, 256)
 VERSIONS = 5

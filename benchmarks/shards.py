@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import heeler.herding.sharded
+import heeler.streams.shard_order
 from experiments.folder import Folder
 from experiments.tasks.digits import load_digits
-from heeler.herding import OrderingRule, make_rule, sharded_order, solve_batches
-from heeler.herding.rules.sharded import sharded
+from heeler.herding import OrderingRule, make_rule, solve_batches
+from heeler.streams import sharded_order
+from heeler.streams.shard_rules import sharded
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--examples", type=int, default=200_000)
@@ -47,7 +48,7 @@ def bounds(examples: int, dim: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{"order": "all", "bound": 1.0, "seconds": one.seconds}]
     sizes = [1000] * (examples // 1000)
     for stays in (2, 3, 9):
-        with patch.object(heeler.herding.sharded, "STAYS", stays):
+        with patch.object(heeler.streams.shard_order, "STAYS", stays):
             some = sharded_order(sizes, vectors[: sum(sizes)], batch_size=32)
         found.append({"order": "shards", "stays": stays, "bound": some.bound_after / one.bound_after})
     for ranks, workers in READERS:
@@ -128,8 +129,8 @@ def training(epochs: int, seeds: int) -> list[dict[str, Any]]:
                 options: dict[str, Any] = {"seed": seed, "batch_size": BATCH}
                 if "workers" in setting:
                     sizes = np.full(count // SHARD, SHARD)
-                    recipe = sharded(setting["order"], sizes, setting["workers"], open_shards=setting["open_shards"])
-                    rule = recipe.make(count, 650, **options)
+                    spec = sharded(setting["order"], sizes, setting["workers"], open_shards=setting["open_shards"])
+                    rule = spec.make(count, 650, **options)
                 else:
                     rule = make_rule(setting["order"], count, 650, **options)
                 lasts.append(task.train(rule, epochs))

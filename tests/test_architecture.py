@@ -77,6 +77,16 @@ def test_sampler_and_handle_do_not_know_each_other() -> None:
     assert not {"Sampler", "Handle", "Sketcher"} & names
 
 
+@pytest.mark.parametrize("package", ["herding", "ordering", "sketch", "integrations"])
+@pytest.mark.parametrize("extra", ["levels", "streams"])
+def test_the_core_does_not_import_the_extras(package: str, extra: str) -> None:
+    for path in (SOURCE / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not [name for name in names if f"{name}.".startswith(f"heeler.{extra}.")], path
+
+
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [

@@ -317,10 +317,7 @@ def test_a_lightning_trainer_is_looked_over(tmp_path):
     assert said(plain, "note", "lightning replaces")
 
 
-def test_in_two_levels_orders_take_next_to_no_memory() -> None:
-    one, two = costs.needs("herd", 20_000_000, 64, 1), costs.two_level_needs(20_000_000, 64)
-    assert two.order_bytes < one.order_bytes / 10
-    assert two.table_bytes == 4 * 64 * 20_000_000  # two versions
-    assert costs.two_level_needs(20_000_000, 64, in_file=True).table_bytes == 0
-    found = heeler.explain(nn.Linear(4, 2), 20_000_000, 64)
-    assert found.needs.order_bytes < 1e8
+def test_above_ten_million_examples_two_levels_are_named() -> None:
+    assert said(heeler.explain(nn.Linear(4, 2), 20_000_000, 64), "limits", "one order over 20,000,000 examples")
+    assert not said(heeler.explain(nn.Linear(4, 2), 10_000_000, 64), "limits", "one order over")
+    assert not said(heeler.explain(nn.Linear(4, 2), 20_000_000, 64, order="pair"), "limits", "one order over")

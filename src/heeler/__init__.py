@@ -10,6 +10,7 @@ from heeler.notices import HeelerWarning
 if TYPE_CHECKING:
     from heeler.forecast import Explanation, explain
     from heeler.herding import order_by
+    from heeler.levels import two_levels
     from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
     from heeler.selection import Selection, select
 
@@ -29,11 +30,13 @@ __all__ = [
     "order_by",
     "save",
     "select",
+    "two_levels",
 ]
-_PACKAGES = ("diversity", "forecast", "herding", "ordering", "robust", "selection", "sketch", "stragglers", "streams")
+_PACKAGES = ("diversity", "forecast", "herding", "levels", "ordering", "robust", "selection", "sketch", "stragglers")
+_PACKAGES += ("streams",)
 _HOMES = {"Explanation": "forecast", "explain": "forecast"}
 _HOMES |= dict.fromkeys(("Selection", "select"), "selection")
-_HOMES |= {"order_by": "herding"}
+_HOMES |= {"order_by": "herding", "two_levels": "levels"}
 
 
 def __getattr__(name: str) -> Any:

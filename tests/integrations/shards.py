@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import heeler
-from heeler.herding import sharded_order
-from heeler.streams import Stream
+from heeler.streams import Stream, sharded_order
 
 SIZES = [31, 17, 40, 25, 8, 33, 21, 27]
 """202 examples: 25 steps of 2 ranks with 4 each, and one of a single example each."""

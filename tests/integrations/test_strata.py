@@ -37,19 +37,12 @@ def test_a_loaders_labels_are_its_strata(order: str, caplog: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"strata": None}, {"block_size": 16}, {"order": "random"}, {"order": "pair"}, {"shards": "local"}],
+    [{"strata": None}, {"order": heeler.two_levels(16)}, {"order": "random"}, {"order": "pair"}, {"shards": "local"}],
     ids=str,
 )
 def test_nothing_is_looked_for_where_it_is_of_no_use(options: dict[str, Any], caplog: Any) -> None:
     assert put_into(loader(shuffle=True), **options).strata is None
     assert not said(caplog)
-
-
-def test_orders_of_two_levels_get_none(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr("heeler.integrations.loader.ONE_LEVEL", 45)
-    assert put_into(loader(shuffle=True)).strata is None
-    assert not said(caplog)
-    assert put_into(loader(shuffle=True), order="stratified").strata is not None
 
 
 def test_what_is_given_stands(caplog: Any) -> None:

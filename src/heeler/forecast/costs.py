@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from heeler.herding import rule_class
-from heeler.herding.rules.blocks import default_block
 from heeler.herding.steps import WINDOW, reach
 from heeler.herding.strata import COLUMNS
 from heeler.ordering.planner import LATE, late_share
@@ -19,12 +18,6 @@ solver`), 10^7 × 64 took 78 s (`levels`), 12,800 × 1,024 took 0.26 s, and 50,0
 ORDER_BYTES = 140
 """Bytes per example that orders take while a solve runs. The sums of steps come on top: about 14 · K / (examples per
 step)."""
-EXPAND_BYTES = 20
-"""Bytes per number that expanding a block of two levels takes: halves of two blocks and a stretch in single precision,
-and their solve."""
-SUM_RATE = 1.5e8
-"""Numbers per second that two levels deal out and sum up at an epoch's end, where they are in the system's cache; the
-rest of their solve is spread over the epoch, in a thread (`python -m benchmarks scale-constants`)."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +74,6 @@ def needs(
     if rule.solves_in_background:
         beside = LATE if workers > 1 else late_share(examples * dim)
     return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve, beside)
-
-
-def two_level_needs(examples: int, dim: int, *, in_file: bool = False) -> Needs:
-    """What `herd` needs in two levels, for `examples` of one worker."""
-    table = 4 * dim * examples  # as the last epoch left it, and as this one writes it
-    block = min(default_block(examples, dim), examples)
-    expanding = block * (EXPAND_BYTES * dim + ORDER_BYTES)
-    blocks = -(-examples // block) * 16 * dim
-    checkpoint = blocks if in_file else table + blocks
-    return Needs(0 if in_file else table, expanding + blocks, checkpoint, 0, 0, examples * dim / SUM_RATE, 0.0)
 
 
 def least_epochs(ratio: float) -> int:

@@ -17,7 +17,7 @@ from heeler.herding.strata import strata_of
 from heeler.herding.subset import Subset
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.refresh import REFRESH
-from heeler.ordering.setup import Setup, default_dim
+from heeler.ordering.setup import ONE_LEVEL, Setup, default_dim
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.budget import Layers
 from heeler.sketch.compiled import HooksNotTraced
@@ -159,8 +159,6 @@ def explain(
         dealt=shards == "global",
         strata=0 if given is None else len(given.names),
     )
-    if setup.two_levels:
-        needs = costs.two_level_needs(own, numbers)
     measured = None
     if loss is not None and sketcher is not None and all(finding.level != "stops" for finding in findings):
         try:
@@ -189,6 +187,9 @@ def explain(
     )
     if examples:
         findings += checks.of_run(examples, batch_size, workers, epochs, shards)
+    if rule.solves_in_background and own > ONE_LEVEL:
+        do = "give the sampler order=heeler.two_levels(), on several workers with shards='local'"
+        findings.append(checks.limits(f"one order over {own:,} examples takes long to find and much memory", do))
     found_by_integration = trainer is not None and shards != "local"
     if strata is None and rule.uses_strata and not found_by_integration:
         findings += checks.of_labels(dataset)

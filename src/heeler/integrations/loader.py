@@ -14,7 +14,6 @@ from torch.utils.data.distributed import DistributedSampler
 from heeler.herding import rule_class
 from heeler.ordering import Handle, Sampler
 from heeler.ordering import labels as named
-from heeler.ordering.setup import ONE_LEVEL
 
 
 class Order(TorchSampler[int]):
@@ -60,14 +59,11 @@ def put_into(loader: Any, view: type[Order] = Order, /, *, accumulation: int = 1
 def found_strata(dataset: Any, sampler_options: dict[str, Any]) -> dict[str, Any]:
     """The dataset's labels as strata for an order that uses them, said in the log; nothing where any were given.
 
-    Not for workers with examples of their own: each would find labels, or not, by itself. Nor for orders in two levels,
-    which can do without and make no use of them.
+    Not for workers with examples of their own: each would find labels, or not, by itself.
     """
     order = sampler_options.get("order", "herd")
     rule = rule_class(order) if isinstance(order, str) else None
     if "strata" in sampler_options or rule is None or not rule.uses_strata or sampler_options.get("shards") == "local":
-        return {}
-    if not rule.needs_strata and (len(dataset) > ONE_LEVEL or sampler_options.keys() & {"block_size", "table"}):
         return {}
     found = named.find_labels(dataset)
     if found is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any, Literal
 
 from numpy.typing import ArrayLike
@@ -11,18 +10,17 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from heeler.herding import OrderingRule, Recipe
+from heeler.herding import OrderingRule, RuleSpec
 from heeler.herding.lazy import Order
-from heeler.herding.rules.sharded import sharded
 from heeler.herding.strata import Strata, strata_of, strata_within
 from heeler.herding.subset import Subset, WeightedExamples
 from heeler.herding.validate import IntArray
+from heeler.notices import warn
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.loader_probe import drawing_loader
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.session import Session
-from heeler.ordering.setup import Links, Setup
-from heeler.streams.stream import Stream
+from heeler.ordering.setup import ONE_LEVEL, Links, Setup
 
 
 class Sampler(DistributedSampler[Any]):
@@ -37,13 +35,15 @@ class Sampler(DistributedSampler[Any]):
     chosen one.
 
     Args:
-        dataset: a dataset, a stream of shards (`heeler.streams`), or the number of examples.
+        dataset: a dataset, a stream of shards (`heeler.streams`), or the number of examples. One with a method
+            `order_spec(order)` says itself which rule stands for an order, and one with `announce` hears what is drawn.
         batch_size: examples of this worker between two steps of the optimizer: the loader's batch size, times the
             batches whose gradients are accumulated. This is what is balanced: which examples share a step, and in which
             order steps come. With several workers each step's examples are dealt out in portions of it. Backward passes
             are counted in examples, so the loader's batches may be smaller.
-        order: a rule by name (`heeler.herding.rule_names()`), your own scores (`heeler.order_by`), or a rule of your
-            own (`heeler.herding.OrderingRule`). For a stream "herd" or "random".
+        order: a rule by name (`heeler.herding.rule_names()`), your own scores (`heeler.order_by`), two levels for more
+            than ten million examples (`heeler.two_levels`), or a rule of your own (`heeler.herding.OrderingRule`).
+            For a stream "herd" or "random".
         dim: numbers per sketch. By default 1,024 (4,096 of up to 4,096 examples if all layers are tapped, 256 from half
             a million on), or the exact gradient of a model so small that nothing is gained by less. A model of no more
             than `dim` covered parameters always gives its exact gradient.
@@ -54,12 +54,6 @@ class Sampler(DistributedSampler[Any]):
         subset: train on these examples only: what `heeler.select` returns, its `as_dict()`, or the (k,) numbers of the
             chosen examples in `dataset`. Orders are of the subset, indices are the dataset's. `weights` has the weights
             for the loss. Give the same again after a restart. With `shards="local"` it is of this worker's dataset.
-        block_size: find orders in two levels: blocks of about so many examples are put in order by their sums, examples
-            within two half blocks at a time, as they are needed, so that orders take next to no memory. By default one
-            level up to ten million examples, and blocks of 65,536 or more above that. For `order="herd"`, without
-            strata, on one worker or with `shards="local"`.
-        table: path of a file to keep the sketches in, in two levels, instead of in memory. It belongs to the run's
-            checkpoints: keep it where it is. Of several workers each has its own, `path.0`, `path.1` and so on.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
             `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
             every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway. Compiled
@@ -80,12 +74,10 @@ class Sampler(DistributedSampler[Any]):
         dataset: Sized | int,
         *,
         batch_size: int,
-        order: str | OrderingRule | Recipe = "herd",
+        order: str | OrderingRule | RuleSpec = "herd",
         dim: int | None = None,
         strata: Any = None,
         subset: WeightedExamples | Mapping[str, Any] | ArrayLike | None = None,
-        block_size: int | None = None,
-        table: str | os.PathLike[str] | None = None,
         refresh: int = REFRESH,
         seed: int = 0,
         num_replicas: int | None = None,
@@ -124,9 +116,13 @@ class Sampler(DistributedSampler[Any]):
             shards=shards,
             drop_last=drop_last,
             strata=found,
-            block_size=block_size,
-            table=None if table is None else os.fspath(table),
         )
+        if isinstance(order, str) and setup.rule.solves_in_background and len(part) > ONE_LEVEL:
+            warn(
+                "one order over %d examples takes long to find and much memory: above %d give "
+                "order=heeler.two_levels(), on several workers with shards='local' (docs/scale.md)",
+                *(len(part), ONE_LEVEL),
+            )
         self.session = Session(setup, Links(setup, ranks, exchange_timeout))
         """Owner of the epoch's state; what `attach` joins to a model."""
         # What DistributedSampler's own constructor would set, but for `epoch`, which the session owns. The class is
@@ -135,14 +131,15 @@ class Sampler(DistributedSampler[Any]):
         self.shuffle, self.seed = True, seed
 
     def __iter__(self) -> Iterator[int]:
-        return self._draw_from(self.dataset) if isinstance(self.dataset, Stream) else self.session.draw()
+        announce = getattr(self.dataset, "announce", None)
+        return self.session.draw() if announce is None else self._draw_announced(announce)
 
-    def _draw_from(self, stream: Stream) -> Iterator[int]:
-        """An epoch's indices; the stream's readers are told what they will be asked for."""
+    def _draw_announced(self, announce: Callable[..., None]) -> Iterator[int]:
+        """An epoch's indices; the dataset is told which of them will be read."""
         drawn = self.session.draw()
         for first in drawn:  # the epoch has begun
             left = self.session.indices[self.session.cursors.start :]
-            stream.announce(left, self.session.setup.batch_size, drawing_loader())
+            announce(left, self.session.setup.batch_size, drawing_loader())
             yield first
             yield from drawn
 
@@ -212,12 +209,11 @@ class Sampler(DistributedSampler[Any]):
         self.session.load_position(state)
 
 
-def _order_in(subset: Subset, order: str | OrderingRule | Recipe, dataset: Any) -> str | OrderingRule | Recipe:
-    """The order of the chosen examples; of a stream's, one that its readers can follow."""
-    if isinstance(dataset, Stream) and not isinstance(order, OrderingRule):
-        name = order if isinstance(order, str) else "order_by(...)"
-        order = sharded(name, dataset.sizes, max(1, dataset.num_workers), dataset.accumulate, dataset.open_shards)
-    return order.within(subset) if isinstance(order, Recipe) else order
+def _order_in(subset: Subset, order: str | OrderingRule | RuleSpec, dataset: Any) -> str | OrderingRule | RuleSpec:
+    """The order of the chosen examples; a dataset may know a rule that suits it better."""
+    if not isinstance(order, OrderingRule) and hasattr(dataset, "order_spec"):
+        order = dataset.order_spec(order)
+    return order.within(subset) if isinstance(order, RuleSpec) else order
 
 
 def _strata_in(subset: Subset, strata: Any) -> Strata:

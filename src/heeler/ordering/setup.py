@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from heeler.herding import OrderingRule, Recipe, adopt, make_rule, rule_class
+from heeler.herding import OrderingRule, RuleSpec, make_rule, rule_class
 from heeler.herding.rules import check_uses_strata
-from heeler.herding.rules.blocks import BlockHerd
+from heeler.herding.rules.spec import as_rule
 from heeler.herding.strata import Strata
 from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
@@ -36,7 +36,7 @@ out cannot be balanced (RESULTS.md: GLUE on 385 and 1,537 parameters)."""
 EXACT_BYTES = 1 << 26
 """And bytes of a table of them, which also travel between workers, up to which that holds."""
 ONE_LEVEL = 10_000_000
-"""Examples up to which one order is found over all of them at once, by default (docs/scale.md)."""
+"""Examples up to which an order over all of them at once is found in reasonable time (docs/scale.md)."""
 EMPTY = "the dataset, or the subset of it, is empty: there is nothing to order"
 
 
@@ -47,7 +47,7 @@ class Setup:
     subset: Subset
     """Of this worker's dataset: all that is trained on."""
     batch_size: int
-    order: str | OrderingRule | Recipe
+    order: str | OrderingRule | RuleSpec
     dim: int | None
     refresh: int
     seed: int
@@ -57,8 +57,6 @@ class Setup:
     drop_last: bool
     strata: Strata | None = field(default=None, compare=False)
     """Of this worker's examples."""
-    block_size: int | None = None
-    table: str | None = None
 
     @property
     def examples(self) -> int:
@@ -69,8 +67,7 @@ class Setup:
         if self.examples < 1 and self.workers == 1:  # of several workers, all find out: see `Links`
             raise ValueError(EMPTY)
         dim = 1 if self.dim is None else self.dim
-        block = 1 if self.block_size is None else self.block_size
-        counts = ("batch_size", self.batch_size), ("dim", dim), ("refresh", self.refresh), ("block_size", block)
+        counts = ("batch_size", self.batch_size), ("dim", dim), ("refresh", self.refresh)
         for name, value in counts:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
@@ -78,18 +75,18 @@ class Setup:
             raise ValueError(f'shards must be "global" or "local", got {self.shards!r}')
         if not 0 <= self.rank < self.workers:
             raise ValueError(f"rank must lie in 0..{self.workers - 1}, got {self.rank}")
-        self._check_levels()
         if isinstance(self.order, str):
             rule_class(self.order)  # raises for a name that does not exist
             self._check_strata(self.order)
             return
-        if isinstance(self.order, Recipe):
+        if isinstance(self.order, RuleSpec):
             if self.strata is not None:
                 raise ValueError(
-                    "strata were given, of which neither order_by nor the orders of streams make use: leave them out"
+                    f"strata were given, of which {self.rule_name} makes no use: leave them out, or name another order"
                 )
+            self._check_own_examples()
             return
-        object.__setattr__(self, "order", adopt(self.order))
+        object.__setattr__(self, "order", as_rule(self.order))
         if self.dim is not None and self.rule.dim not in (None, self.dim):
             raise ValueError(
                 f"the rule takes vectors of {self.rule.dim} numbers, but the sampler was given dim={self.dim}: "
@@ -101,29 +98,12 @@ class Setup:
                 "make_rule(..., strata=strata), or name the rule, order='herd'"
             )
 
-    def _check_levels(self) -> None:
-        if self.block_size is None and self.table is None:
-            return
-        asked = "block_size=" if self.table is None else "table="
-        if self.order != "herd":
-            raise ValueError(f"{asked} is for order='herd', which it makes find orders in two levels: leave it out")
-        if self.strata is not None:
-            raise ValueError(f"{asked} makes orders in two levels, which make no use of strata: leave one of them out")
-        if self.workers > 1 and self.shards == "global":
+    def _check_own_examples(self) -> None:
+        if self.rule.own_examples_only and self.workers > 1 and self.shards == "global":
             raise ValueError(
-                f"{asked} makes orders in two levels, which each worker finds for examples of its own: give every "
-                "worker its part, Sampler(Subset(dataset, range(rank, len(dataset), workers)), shards='local', ...), "
-                f"or leave {asked} out"
+                f"{self.rule_name} orders each worker's own examples: give every worker its part, "
+                "Sampler(Subset(dataset, range(rank, len(dataset), workers)), shards='local', ...), or use order='herd'"
             )
-
-    @property
-    def two_levels(self) -> bool:
-        """Whether blocks are ordered first, and examples in them as they are needed."""
-        if self.block_size is not None or self.table is not None:
-            return True
-        if self.order != "herd" or self.strata is not None or self.workers > 1:
-            return False
-        return self.examples > ONE_LEVEL
 
     def _check_strata(self, order: str) -> None:
         if self.strata is not None:
@@ -138,18 +118,23 @@ class Setup:
     @property
     def rule(self) -> type[OrderingRule] | OrderingRule:
         """What declares the rule's capabilities: its class where the order is a name."""
-        if isinstance(self.order, Recipe):
+        if isinstance(self.order, RuleSpec):
             return self.order.kind
         if not isinstance(self.order, str):
             return self.order
-        return BlockHerd if self.two_levels else rule_class(self.order)
+        return rule_class(self.order)
+
+    @property
+    def rule_name(self) -> str:
+        """The rule's class, for messages."""
+        return self.rule.__name__ if isinstance(self.rule, type) else type(self.rule).__name__
 
     @property
     def order_in_words(self) -> str:
         """What differs where workers were given different orders."""
         if isinstance(self.order, str):
             return self.order
-        return self.order.digest if isinstance(self.order, Recipe) else type(self.order).__name__
+        return self.order.digest if isinstance(self.order, RuleSpec) else type(self.order).__name__
 
     @property
     def is_coordinated(self) -> bool:
@@ -209,7 +194,6 @@ class Links:
             "shards": setup.shards,
             "drop_last": setup.drop_last,
             "refresh": setup.refresh,
-            "block_size or table": setup.two_levels,
         }
         if setup.shards == "global":
             facts |= {"the dataset's length": setup.subset.length, "strata": digest(setup.strata)}
@@ -242,10 +226,10 @@ class Links:
 
 def make_planner(setup: Setup, links: Links, dim: int) -> Planner:
     """The planner for sketches of `dim` numbers, with a new rule unless the user gave one."""
-    if setup.two_levels and links.peers is not None:
+    if setup.rule.own_examples_only and links.peers is not None:
         raise ValueError(
-            "orders in two levels are expanded by the rank that has the table, and ranks that hold parts of one copy "
-            "of the model would each have another: leave block_size= and table= out"
+            f"{setup.rule_name} orders each rank's own examples, and ranks that hold parts of one copy of the model "
+            "would each have another order: use order='herd'"
         )
     if setup.is_coordinated and not links.lead_nowhere:
         layout = Layout(setup.workers, setup.rank, setup.batch_size, setup.drop_last, links.shard_sizes)
@@ -273,16 +257,14 @@ def _make_rule(setup: Setup, links: Links, layout: Layout, dim: int, seed: int) 
         return setup.order
     portions = 1 if layout.shard_sizes else layout.workers
     options: dict[str, Any] = {} if links.strata is None else {"strata": links.strata, "portions": portions}
-    if setup.two_levels:
-        path = setup.table if setup.table is None or setup.workers == 1 else f"{setup.table}.{setup.rank}"
-        options |= {"block_size": setup.block_size, "table": path}
     common: dict[str, Any] = {
         "seed": seed,
         "batch_size": setup.batch_size * portions,
         "shard_sizes": layout.shard_sizes,
     }
-    if isinstance(setup.order, Recipe):
-        return setup.order.make(examples, dim, **common, portions=portions)
+    if isinstance(setup.order, RuleSpec):
+        spec = setup.order.for_worker(setup.rank, setup.workers)
+        return spec.make(examples, dim, **common, portions=portions)
     return make_rule(setup.order, examples, dim, **common, **options)
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from heeler.herding.sharded import OPEN
 from heeler.streams.parts import Parts
+from heeler.streams.shard_order import OPEN, sharded_order
 from heeler.streams.stream import Stream
 
-__all__ = ["Stream", "from_huggingface", "from_mosaic", "from_parts", "from_webdataset"]
+__all__ = ["Stream", "from_huggingface", "from_mosaic", "from_parts", "from_webdataset", "sharded_order"]
 
 
 def from_webdataset(

@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from heeler.herding.sharded import OPEN, check_sizes
+from heeler.herding import RuleSpec
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.streams.reader import Reader
+from heeler.streams.shard_order import OPEN, check_sizes
+from heeler.streams.shard_rules import sharded
 
 
 class Stream(Dataset[Any]):
@@ -63,6 +65,10 @@ class Stream(Dataset[Any]):
             raise IndexError(f"example {number} of a stream of {len(self)}")
         shard = int(np.searchsorted(self._ends, number, side="right"))
         return self.example(self._own_reader().take(shard, int(number - self._ends[shard] + self.sizes[shard])))
+
+    def order_spec(self, order: str | RuleSpec) -> RuleSpec:
+        """The rule that stands for the sampler's `order` where examples lie in shards."""
+        return sharded(order, self.sizes, max(1, self.num_workers), self.accumulate, self.open_shards)
 
     def announce(self, numbers: IntArray, batch_size: int, loader: tuple[int | None, int] | None) -> None:
         """The sampler's word at an epoch's beginning: this rank reads examples `numbers`, (n,), in this order.

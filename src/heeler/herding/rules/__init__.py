@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from heeler.herding.rules.blocks import BlockHerd
 from heeler.herding.rules.herd import Herd
 from heeler.herding.rules.online import Grab, Recursive
 from heeler.herding.rules.pairs import CdGrab, KernelHalving, Pair, Walk
@@ -32,8 +31,6 @@ RULES: dict[str, type[OrderingRule]] = {
     "greedy": Greedy,
 }
 """Name → class, `herd`, the default, first. Rules of your own may be added, if they take what `make_rule` gives."""
-TWO_LEVELS = ("block_size", "table")
-"""Options of `herd` that make it a `BlockHerd`."""
 ALIASES = {"id-grab": "pair", "id-grab-mean": "grab"}
 """With shards, pair balance on each worker is ID-GraB, and GraB on each worker its mean variant."""
 
@@ -79,12 +76,9 @@ def make_rule(
         batch_size: examples per worker in a batch.
         shard_sizes: examples of each worker, adding up to N; None for one worker. Worker j owns a stretch of numbers.
         strata: (N,) integers or strings, the examples' classes, sources or the like, for rules that use them.
-        options: the rule's own, as its class documents them: `sweeps` of `sweeps`, `c` of `walk`, and so on. Of `herd`,
-            `block_size` or `table`: it is then in two levels, a `BlockHerd`.
+        options: the rule's own, as its class documents them: `c` of `walk`, `depth` of `recursive`, and so on.
     """
     make: Callable[..., OrderingRule] = rule_class(name)
-    if name == "herd" and not options.keys().isdisjoint(TWO_LEVELS):
-        make = BlockHerd
     if strata is not None:  # not given to rules that know nothing of them
         check_uses_strata(name)
         options["strata"] = strata

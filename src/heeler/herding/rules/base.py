@@ -73,7 +73,11 @@ class BaseRule(OrderingRule):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where the state was taken. One that cannot be is refused with a ValueError before a change."""
         if check.entry(state, "rule") != type(self).__name__:
-            raise ValueError(f"this state is of rule {state['rule']!r}, not {type(self).__name__!r}: make that rule")
+            saved = "order=heeler.two_levels(...)" if state["rule"] == "BlockHerd" else "the order"
+            raise ValueError(
+                f"this state is of rule {state['rule']!r}, not {type(self).__name__!r}: give {saved} that it was saved "
+                "with, or start a new run"
+            )
         loaded = copy.copy(self)
         loaded.__dict__.update(self._read(state))
         loaded._check()

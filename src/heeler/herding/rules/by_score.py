@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.herding.rules.recipe import Recipe
+from heeler.herding.rules.spec import RuleSpec
 from heeler.herding.rules.static import StaticRule
 from heeler.herding.subset import Subset
 from heeler.herding.validate import IntArray, as_numpy
@@ -17,7 +17,7 @@ Scores = Any
 """(N,) numbers, or a function of the epoch that returns them."""
 
 
-def order_by(scores: Any) -> Recipe:
+def order_by(scores: Any) -> RuleSpec:
     """An order for `Sampler(order=...)`: examples by score, the lowest first; equal ones shuffled anew every epoch.
 
         sampler = heeler.Sampler(dataset, batch_size=64, order=heeler.order_by(lengths))
@@ -59,8 +59,8 @@ class ByScore(StaticRule):
         return order
 
 
-class _ByScores(Recipe):
-    def within(self, subset: Subset) -> Recipe:
+class _ByScores(RuleSpec):
+    def within(self, subset: Subset) -> RuleSpec:
         """Scores are given for the whole dataset."""
         if subset.numbers is None:
             return self

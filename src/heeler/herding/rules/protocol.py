@@ -27,6 +27,8 @@ class OrderingRule(ABC):
     """(N, dim) newest vectors, of a rule that keeps them."""
     coordinates_shards: bool = False
     """Whether one rule orders all workers' own shards together. Without, every worker makes a rule for its shard."""
+    own_examples_only: bool = False
+    """Whether every worker must run it over examples of its own: it cannot order what several workers share."""
     solves_in_background: bool = False
     """Whether `next_order()` is `commit(solve())`, and `solve` may run in a thread while the epoch goes on."""
     uses_strata: bool = False

@@ -30,11 +30,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heeler.herding import validate as check
-from heeler.herding.levels.halving import Blocks
-from heeler.herding.levels.scatter import Scatter
-from heeler.herding.levels.slots import FileSlots, MemorySlots, Rows, Slots
 from heeler.herding.table import SketchTable
 from heeler.herding.validate import IntArray
+from heeler.levels.halves import Blocks
+from heeler.levels.scatter import Scatter
+from heeler.levels.slots import FileSlots, MemorySlots, Rows, Slots
 
 STATES = 2
 """Saved states whose rows a file keeps."""
@@ -111,7 +111,7 @@ class Snapshot:
 
     def centred(self, block: int, mean: NDArray[np.float64]) -> NDArray[np.float32]:
         """(n, K) true sketches minus `mean` (K,), zeros for the unseen."""
-        from heeler.herding.levels import kernels
+        from heeler.levels import block_kernels as kernels
 
         stored = self.stored(block)
         if stored is None:
@@ -123,7 +123,7 @@ class Snapshot:
 
     def sum_of(self, block: int) -> NDArray[np.float64]:
         """(K,) Σ of the true sketches of a block."""
-        from heeler.herding.levels import kernels
+        from heeler.levels import block_kernels as kernels
 
         total, stored = np.zeros(self.dim), self.stored(block)
         if stored is not None:

@@ -11,11 +11,12 @@ import numpy as np
 
 from heeler.herding import validate as check
 from heeler.herding.lazy import LazyOrder
-from heeler.herding.levels.halving import Blocks, Walk, walk_blocks, whitening
-from heeler.herding.levels.order import BlockOrder
-from heeler.herding.levels.scatter import Scatter
-from heeler.herding.levels.table import BlockTable
+from heeler.herding.rules.spec import RuleSpec
 from heeler.herding.rules.tabled import FilesVectors
+from heeler.levels.block_order import BlockOrder
+from heeler.levels.block_table import BlockTable
+from heeler.levels.halves import Blocks, Walk, walk_blocks, whitening
+from heeler.levels.scatter import Scatter
 
 BLOCK = 1 << 16
 """Examples per block, by default: its rows and what a solve needs of them fit into a processor's cache."""
@@ -34,6 +35,32 @@ def default_block(examples: int, dim: int) -> int:
     return max(BLOCK, min(4 * min(math.isqrt(examples * dim), dim * dim), LARGEST // dim))
 
 
+def two_levels(block_size: int | None = None, table: str | os.PathLike[str] | None = None) -> RuleSpec:
+    """An order for `Sampler(order=...)`: `herd` in two levels, for more than about ten million examples.
+
+        sampler = heeler.Sampler(dataset, batch_size=64, order=heeler.two_levels(table="run.table"))
+
+    Blocks are put in an order by their sums, and examples within two half blocks at a time, as they are needed. So
+    orders take next to no memory. Each worker orders examples of its own (`shards="local"`), without strata.
+
+    Args:
+        block_size: examples per block, about; by default 65,536, or more where sketches are long.
+        table: path of a file to keep the sketches in; by default they are kept in memory. The file belongs to the run's
+            checkpoints: keep it where it is. Of several workers each has its own, `path.0`, `path.1` and so on.
+    """
+    if block_size is not None:
+        check.check_positive(block_size, "block_size")
+    return _TwoLevels(BlockHerd, {"block_size": block_size, "table": None if table is None else os.fspath(table)})
+
+
+class _TwoLevels(RuleSpec):
+    def for_worker(self, rank: int, workers: int) -> RuleSpec:
+        table = self.options["table"]
+        if table is None or workers == 1:
+            return self
+        return _TwoLevels(self.kind, {**self.options, "table": f"{table}.{rank}"})
+
+
 class BlockHerd(FilesVectors):
     """Blocks are put in an order by their sums, and examples within two half blocks at a time: see `levels.halving`.
 
@@ -47,6 +74,7 @@ class BlockHerd(FilesVectors):
         table: path of a file that the table is kept in; None: in memory.
     """
 
+    own_examples_only = True
     table: BlockTable
     _order: BlockOrder  # type: ignore[assignment]
     _state = ("epoch", "screened", "_seed")
@@ -86,8 +114,8 @@ class BlockHerd(FilesVectors):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if check.entry(state, "rule") != type(self).__name__:
             raise ValueError(
-                f"this state is of rule {state['rule']!r}, which is no order in two levels: leave out block_size= and "
-                "table=, as when it was saved, or start anew"
+                f"this state is of rule {state['rule']!r}, not of an order in two levels: give the order that it was "
+                "saved with (order='herd'), or start a new run"
             )
         examples = check.stored_count(check.entry(state, "walk"), "examples")
         if examples != self.examples:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from heeler.herding import solve_batches
-from heeler.herding.levels import Blocks, Scatter, Walk
-from heeler.herding.levels.order import halved
+from heeler.levels.block_order import halved
+from heeler.levels.halves import Blocks, Walk
+from heeler.levels.scatter import Scatter
 
 
 def walk_pairs(vectors: Any, pairs: Sequence[tuple[int, int]], running: Any) -> tuple[list[bool], Any]:

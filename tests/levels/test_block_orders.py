@@ -6,16 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import herding_bound, make_rule, solve_batches
-from heeler.herding.levels import BlockOrder, Blocks, Scatter, Walk, halve, kernels, walk_blocks
-from heeler.herding.levels.halving import TURNS, whitening
-from heeler.herding.rules.blocks import BlockHerd
-from tests.herding import reference_levels as reference
+from heeler.levels import BlockHerd
+from heeler.levels import block_kernels as kernels
+from heeler.levels.block_order import BlockOrder
+from heeler.levels.halves import TURNS, Blocks, Walk, halve, walk_blocks, whitening
+from heeler.levels.scatter import Scatter
+from tests.levels import reference_levels as reference
 
 
 def fed(examples: int, vectors: np.ndarray, **options) -> BlockHerd:
     """A rule that has seen all vectors, at the beginning of its second epoch."""
-    rule = make_rule("herd", examples, vectors.shape[1], **options)
-    assert isinstance(rule, BlockHerd)
+    rule = BlockHerd(examples, vectors.shape[1], **options)
     rule.observe(np.arange(examples), vectors)
     rule.next_order()
     return rule
@@ -236,8 +237,7 @@ class TestRule:
         """Examples of a block are sketched at about the same time: its sum must not tell when."""
         rng = np.random.default_rng(0)
         vectors, drift, bounds = rng.standard_normal((8000, 8)), rng.standard_normal(8), []
-        for options in ({}, {"block_size": 800}):
-            rule = make_rule("herd", 8000, 8, batch_size=8, **options)
+        for rule in (BlockHerd(8000, 8, batch_size=8), BlockHerd(8000, 8, batch_size=8, block_size=800)):
             order = np.asarray(rule.order)
             moved = vectors.copy()
             moved[order] += np.linspace(0, 1, 8000)[:, None] * drift
@@ -247,7 +247,7 @@ class TestRule:
 
     def test_batches_of_sorted_data_are_mixed(self):
         """Before there is any sketch, too: a batch of 32 of ten classes misses few of them."""
-        order = np.asarray(make_rule("herd", 10_000, 4, batch_size=32, block_size=1000).order)
+        order = np.asarray(BlockHerd(10_000, 4, batch_size=32, block_size=1000).order)
         classes = [np.unique(order[a : a + 32] // 1000).size for a in range(0, 9984, 32)]
         expected = 10 * (1 - 0.9**32)
         assert abs(np.mean(classes) - expected) < 0.15
@@ -263,7 +263,7 @@ class TestRule:
 
     def test_an_example_without_a_vector_counts_as_the_mean(self):
         vectors = np.random.default_rng(0).standard_normal((600, 4)) + 5
-        rule = make_rule("herd", 600, 4, block_size=100, batch_size=4)
+        rule = BlockHerd(600, 4, block_size=100, batch_size=4)
         rule.observe(np.arange(300), vectors[:300])
         rule.observe(np.arange(20), np.full((20, 4), np.nan))
         assert rule.screened == 20
@@ -289,7 +289,7 @@ class TestRule:
         rule.observe(rule.order[230:], new[rule.order[230:]])
         following = np.asarray(rule.next_order())
 
-        resumed = make_rule("herd", 500, 4, batch_size=batch_size, seed=9, block_size=100, **where)
+        resumed = BlockHerd(500, 4, batch_size=batch_size, seed=9, block_size=100, **where)
         resumed.load_state_dict(state)
         assert np.array_equal(np.asarray(resumed.order), expected)
         resumed.observe(expected[230:], new[expected[230:]])
@@ -302,7 +302,7 @@ class TestRule:
         rule = fed(200, vectors, block_size=50, batch_size=2)
         before, state = np.asarray(rule.order), rule.state_dict()
         damaged = [
-            ({**state, "rule": "Herd"}, "no order in two levels"),
+            ({**state, "rule": "Herd"}, "not of an order in two levels"),
             ({**state, "walk": {**state["walk"], "blocks": np.zeros(4, np.int64)}}, "not a permutation"),
             ({**state, "walk": {**state["walk"], "targets": np.full((4, 4), np.nan)}}, "NaN"),
             ({**state, "table": {**state["table"], "block": 0}}, "blocks are of 0"),
@@ -320,10 +320,10 @@ class TestRule:
 
     def test_refusals(self):
         with pytest.raises(ValueError, match="block_size"):
-            make_rule("herd", 10, 4, block_size=0)
+            BlockHerd(10, 4, block_size=0)
         with pytest.raises(ValueError, match="each worker a rule of its own"):
-            make_rule("herd", 10, 4, block_size=4, shard_sizes=[5, 5])
+            BlockHerd(10, 4, block_size=4, shard_sizes=[5, 5])
         with pytest.raises(ValueError, match="strata"):
-            make_rule("herd", 10, 4, block_size=4, strata=[0, 1] * 5)
+            BlockHerd(10, 4, block_size=4, strata=[0, 1] * 5)
         with pytest.raises(FileNotFoundError, match="no folder"):
-            make_rule("herd", 10, 4, table="/nowhere/at/all").observe([1], np.ones((1, 4)))
+            BlockHerd(10, 4, table="/nowhere/at/all").observe([1], np.ones((1, 4)))

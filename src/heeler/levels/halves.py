@@ -153,7 +153,7 @@ def halve(
     late taken off: once it is zero, the early half is on target. The walk is over vectors times `root`, which whitens
     them. Then pairs are turned over as long as that makes the true sum shorter.
     """
-    from heeler.herding.levels import kernels
+    from heeler.levels import block_kernels as kernels
 
     order = rng.permutation(len(vectors))
     if early == len(vectors):

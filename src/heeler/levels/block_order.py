@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from heeler.herding.batches import solve_batches
 from heeler.herding.lazy import LazyOrder
-from heeler.herding.levels.halving import Blocks, Walk, halve
 from heeler.herding.validate import IntArray
+from heeler.levels.halves import Blocks, Walk, halve
 
 KEPT = 4
 """Stretches that are kept: the one that is drawn, the one that is being trained on, one ahead and one behind."""

@@ -1,7 +1,7 @@
 """Where blocks of rows lie: in memory, or in a file whose parts are mapped into memory as they are used.
 
 Both are a set of numbered slots, each of the size of one block. Which block lies in which slot is the table's business
-(`heeler.herding.levels.table`).
+(`heeler.levels.block_table`).
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import heeler.herding.sharded as sharded_module
-from heeler.herding import make_rule, sharded_order, solve_batches
-from heeler.herding.rules.sharded import sharded
-from heeler.herding.sharded import deal_shards, order_of_shards
+import heeler.streams.shard_order as sharded_module
+from heeler.herding import make_rule, solve_batches
 from heeler.herding.subset import Subset
 from heeler.ordering.dealing import deal
+from heeler.streams.shard_order import deal_shards, order_of_shards, sharded_order
+from heeler.streams.shard_rules import sharded
 
 RNG = np.random.default_rng(0)
 

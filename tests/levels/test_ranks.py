@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import heeler
 from tests.distributed.ranks import problem, run_ranks, set_up, walk
 
 SIZES = (50, 43)
@@ -14,7 +15,7 @@ SIZES = (50, 43)
 def own(rank: int, folder: Path) -> Any:
     """Two epochs and a state; a new sampler goes on from it. Orders of both, and the next one of each."""
     dataset, model = problem(SIZES[rank], seed=rank)
-    options = {"shards": "local", "block_size": 16, "table": folder / "table"}
+    options = {"shards": "local", "order": heeler.two_levels(16, folder / "table")}
     sampler, handle, loader = set_up(dataset, model, **options)
     orders = walk(model, sampler, loader, 2)
     state = handle.state_dict()
@@ -38,7 +39,7 @@ def test_ranks_order_their_own_examples(tmp_path: Path) -> None:
 def refused(rank: int) -> str:
     dataset, model = problem(40)
     with pytest.raises(ValueError, match="shards='local'") as caught:
-        set_up(dataset, model, block_size=16)
+        set_up(dataset, model, order=heeler.two_levels(16))
     return str(caught.value)
 
 

@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import heeler
-from heeler.herding.rules.blocks import BlockHerd
+from heeler.levels import BlockHerd
+from heeler.notices import HeelerWarning
 from tests.ordering.loops import check_filed, problem
 
 EXAMPLES, BATCH, BLOCK = 203, 8, 48
@@ -24,7 +25,7 @@ STEPS = -(-EXAMPLES // BATCH)
 def job(table=None, examples: int = EXAMPLES, **options):
     """(dataset, model, optimizer, sampler, handle) in two levels."""
     dataset, model = problem(examples)
-    sampler = heeler.Sampler(dataset, batch_size=BATCH, block_size=BLOCK, table=table, **options)
+    sampler = heeler.Sampler(dataset, batch_size=BATCH, order=heeler.two_levels(BLOCK, table), **options)
     return dataset, model, torch.optim.SGD(model.parameters(), lr=0.02), sampler, heeler.attach(model, sampler)
 
 
@@ -126,27 +127,31 @@ def test_workers_with_examples_of_their_own(tmp_path):
     assert len({order.tobytes() for order in orders}) == 4
 
 
-def test_above_a_size_by_default(monkeypatch):
-    assert not isinstance(heeler.Sampler(100, batch_size=4).session.rule, BlockHerd)
-    monkeypatch.setattr("heeler.ordering.setup.ONE_LEVEL", 99)
-    assert isinstance(heeler.Sampler(100, batch_size=4).session.rule, BlockHerd)
-    for stays in ({"order": "random"}, {"strata": [0, 1] * 50}, {"order": "sweeps"}):
-        assert not isinstance(heeler.Sampler(100, batch_size=4, **stays).session.rule, BlockHerd)
+def test_above_a_size_one_level_warns_and_names_two(monkeypatch):
+    monkeypatch.setattr("heeler.ordering.sampler.ONE_LEVEL", 100)
+    heeler.Sampler(100, batch_size=4)
+    monkeypatch.setattr("heeler.ordering.sampler.ONE_LEVEL", 99)
+    with pytest.warns(HeelerWarning, match=r"order=heeler.two_levels\(\)"):
+        heeler.Sampler(100, batch_size=4)
+    for order in ("random", "pair", heeler.two_levels()):
+        heeler.Sampler(100, batch_size=4, order=order)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block_size": 0}, "block_size must be a positive integer"),
-        ({"block_size": 10, "order": "pair"}, "block_size= is for order='herd'"),
-        ({"table": "x", "order": "random"}, "table= is for order='herd'"),
-        ({"block_size": 10, "strata": [0, 1] * 50}, "no use of strata"),
-        ({"block_size": 10, "num_replicas": 2, "rank": 0}, "shards='local'"),
+        ({"strata": [0, 1] * 50}, "BlockHerd makes no use"),
+        ({"num_replicas": 2, "rank": 0}, "shards='local'"),
     ],
 )
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message):
-        heeler.Sampler(100, batch_size=4, **options)
+        heeler.Sampler(100, batch_size=4, order=heeler.two_levels(10), **options)
+
+
+def test_a_block_has_at_least_one_example():
+    with pytest.raises(ValueError, match="block_size must be a whole number of at least 1"):
+        heeler.two_levels(0)
 
 
 def test_states_that_do_not_fit(tmp_path):
@@ -155,9 +160,9 @@ def test_states_that_do_not_fit(tmp_path):
     state = made[4].state_dict()
     one_level = problem(EXAMPLES)
     plain = heeler.attach(one_level[1], heeler.Sampler(one_level[0], batch_size=BATCH))
-    with pytest.raises(ValueError, match="rule 'BlockHerd'"):
+    with pytest.raises(ValueError, match=r"rule 'BlockHerd'.*order=heeler.two_levels"):
         plain.load_state_dict(state)
-    with pytest.raises(ValueError, match="leave out block_size="):
+    with pytest.raises(ValueError, match="order='herd'"):
         made[4].load_state_dict(plain.state_dict())
     with pytest.raises(ValueError, match="in memory, this one's in a file"):
         job(tmp_path / "table")[4].load_state_dict(state)

@@ -3,38 +3,15 @@
 import numpy as np
 import pytest
 
-from heeler.herding import RULES, OrderingRule, SketchTable, adopt, make_rule, rule_class, rule_names
+from heeler.herding import RULES, OrderingRule, SketchTable, make_rule, rule_class, rule_names
+from heeler.herding.rules.spec import as_rule
 from tests.herding.every_rule import make_any
 
 N, K = 12, 3
 
 
-class Plain:
-    """The five things a rule must have, and some that must not be looked at."""
-
-    table = "something else"
-    solves_in_background = "no flag of Heeler's"
-
-    def __init__(self):
-        self.order = np.arange(N)
-        self.seen = []
-
-    def observe(self, indices, vectors):
-        self.seen.append((indices, vectors))
-
-    def next_order(self):
-        self.order = self.order[::-1].copy()
-        return self.order
-
-    def state_dict(self):
-        return {"order": self.order}
-
-    def load_state_dict(self, state):
-        self.order = state["order"]
-
-
 class Own(OrderingRule):
-    """The same, declared."""
+    """The five things a rule must have, and what it declares."""
 
     def __init__(self, **declared):
         self._order = np.arange(N)
@@ -80,7 +57,7 @@ def test_what_the_named_rules_declare():
     assert {name for name in rule_names() if rule_class(name).needs_strata} == {"stratified"}
     for name in rule_names():
         rule = make_any(name, N, K)
-        assert adopt(rule) is rule
+        assert as_rule(rule) is rule
         assert type(rule) is rule_class(name)
         assert rule.dim == (None if name in without else K)
         assert (rule.table is not None) == (name in tables)
@@ -95,45 +72,16 @@ def test_aliases_are_no_rules_of_their_own():
         rule_class("grub")
 
 
-def test_a_plain_object_is_forwarded_to_and_nothing_else_of_it_is_read():
-    own = Plain()
-    rule = adopt(own)
-    assert isinstance(rule, OrderingRule)
-    assert (rule.needs_vectors, rule.dim, rule.table, rule.solves_in_background) == (True, None, None, False)
-    rule.observe([1], [[2.0]])
-    assert own.seen == [([1], [[2.0]])]
-    assert rule.next_order()[0] == rule.order[0] == own.order[0] == N - 1
-    rule.forget(np.array([2]))  # closes the epoch
-    assert rule.order[0] == 0
-    rule.load_state_dict({"order": np.arange(N) + 5})
-    assert rule.state_dict()["order"][0] == rule.order[0] == 5
-    own.needs_vectors, own.dim = False, 7
-    assert (adopt(own).needs_vectors, adopt(own).dim) == (False, 7)
-
-
-def test_what_is_no_rule_says_what_is_missing():
-    for thing, missing in (
-        (None, "order, observe, next_order"),
-        ("herd", "rule_names"),
-        (np.arange(4), "lacks order"),
-        (RULES["herd"], "instance"),
-    ):
-        with pytest.raises(TypeError, match=missing):
-            adopt(thing)
-    half = Plain()
-    half.observe = 3
-    with pytest.raises(TypeError, match=r"lacks observe\."):
-        adopt(half)
-    bad = Plain()
-    bad.dim = 0
-    with pytest.raises(ValueError, match="dim"):
-        adopt(bad)
+def test_what_is_no_rule_is_refused_with_what_to_give():
+    for thing in (None, "herd", np.arange(4), RULES["herd"]):
+        with pytest.raises(TypeError, match=r"rule_names.*instance of a subclass"):
+            as_rule(thing)
 
 
 def test_declarations_are_checked():
     table = SketchTable(N, K)
     for good in (Own(), Own(dim=K, keeps_table=True, table=table), Own(needs_vectors=False), Solving()):
-        assert adopt(good) is good
+        assert as_rule(good) is good
     for declared, error, message in (
         ({"keeps_table": True}, ValueError, "no table"),
         ({"table": table, "dim": K}, ValueError, "a table"),
@@ -148,7 +96,7 @@ def test_declarations_are_checked():
         ({"solves_in_background": True}, TypeError, "define solve"),
     ):
         with pytest.raises(error, match=message):
-            adopt(Own(**declared))
+            as_rule(Own(**declared))
     with pytest.raises(NotImplementedError, match="background"):
         Own().solve()
 

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import SketchTable
-from heeler.herding.levels import Blocks, BlockTable, Scatter
+from heeler.levels.block_table import BlockTable
+from heeler.levels.halves import Blocks
+from heeler.levels.scatter import Scatter
 from heeler.notices import HeelerWarning
 
 EXAMPLES, DIM, BLOCK = 57, 3, 10
@@ -224,7 +226,7 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
 
 
 def test_too_large_a_copy_is_refused(monkeypatch):
-    monkeypatch.setattr("heeler.herding.levels.table.LARGEST_COPY", 100)
+    monkeypatch.setattr("heeler.levels.block_table.LARGEST_COPY", 100)
     with pytest.raises(ValueError, match=r"table\.sketches\(indices\)"):
         table().rows  # noqa: B018
 

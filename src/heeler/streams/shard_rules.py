@@ -1,4 +1,4 @@
-"""Rules for examples that lie in shards, of which a reader has few open at a time: see `heeler.herding.sharded`.
+"""Rules for examples that lie in shards, of which a reader has few open at a time: see `heeler.streams.shard_order`.
 
 They have no names of their own: for a `heeler.streams.Stream`, `Sampler(order="herd")` and `"random"` take these.
 """
@@ -11,12 +11,12 @@ import numpy as np
 
 from heeler.herding.rules.base import BaseRule
 from heeler.herding.rules.herd import Herd
-from heeler.herding.rules.recipe import Recipe
+from heeler.herding.rules.spec import RuleSpec
 from heeler.herding.rules.static import Random
-from heeler.herding.sharded import OPEN, check_sizes, sharded_order
 from heeler.herding.solver import Solution
 from heeler.herding.subset import Subset
 from heeler.herding.validate import IntArray
+from heeler.streams.shard_order import OPEN, check_sizes, sharded_order
 
 
 class _Sharded(BaseRule):
@@ -87,11 +87,14 @@ class ShardedHerd(_Sharded, Herd):
 RULES: dict[str, type[Any]] = {"herd": ShardedHerd, "random": ShardedRandom}
 
 
-def sharded(order: str, sizes: Any, readers: int = 1, accumulate: int = 1, open_shards: int = OPEN) -> Recipe:
+def sharded(
+    order: str | RuleSpec, sizes: Any, readers: int = 1, accumulate: int = 1, open_shards: int = OPEN
+) -> RuleSpec:
     """The rule that stands for `order` where examples lie in shards."""
-    if order not in RULES:
+    if not isinstance(order, str) or order not in RULES:
+        name = repr(order) if isinstance(order, str) else order.kind.__name__
         raise ValueError(
-            f"order={order!r} takes examples from all shards at once, and a stream has few of them open: use "
+            f"order={name} takes examples from all shards at once, and a stream has few of them open: use "
             f"{' or '.join(map(repr, RULES))} for a stream, or give the sampler a dataset that reads any example by "
             "its number"
         )
@@ -99,8 +102,8 @@ def sharded(order: str, sizes: Any, readers: int = 1, accumulate: int = 1, open_
     return _Shards(RULES[order], options)
 
 
-class _Shards(Recipe):
-    def within(self, subset: Subset) -> Recipe:
+class _Shards(RuleSpec):
+    def within(self, subset: Subset) -> RuleSpec:
         """Of each shard, as many examples as were chosen."""
         if subset.numbers is None:
             return self
