@@ -138,10 +138,10 @@ def test_verify_uses_the_scale_of_the_sketches() -> None:
 def test_diversity_is_not_told_from_scaled_sketches() -> None:
     run = Run()
     run.train(1)
-    assert run.handle.diversity() is not None
+    assert heeler.diversity.of(run.handle) is not None
     run.train(1)
-    assert run.handle.diversity() is None
-    assert "heeler.diversity.measure" in run.handle.batch_size_advice()
+    assert heeler.diversity.of(run.handle) is None
+    assert "heeler.diversity.measure" in heeler.diversity.advice(run.handle)
 
 
 def test_a_batch_that_straddles_the_change_is_left_out() -> None:
