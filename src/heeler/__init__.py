@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
     from heeler.selection import Selection, Selector, select
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 __all__ = [
     "CheckpointError",
     "Explanation",
@@ -31,7 +31,10 @@ __all__ = [
     "save",
     "select",
 ]
-_PACKAGES = ("diversity", "forecast", "herding", "ordering", "robust", "selection", "sketch", "stragglers", "streams")
+_PACKAGES = (
+    *("diversity", "forecast", "herding", "integrations", "ordering", "robust", "selection", "sketch", "stragglers"),
+    "streams",
+)
 _HOMES = {"Explanation": "forecast", "explain": "forecast"}
 _HOMES |= dict.fromkeys(("Selection", "Selector", "select"), "selection")
 _HOMES |= {"order_by": "herding"}
