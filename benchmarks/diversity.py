@@ -83,7 +83,7 @@ def from_table(model: nn.Module, task: Task, tensors: tuple[Tensor, ...], seed: 
 
 
 def by_default(model: nn.Module, task: Task, tensors: tuple[Tensor, ...], seed: int) -> Measured:
-    """As `handle.diversity()` has it."""
+    """As `heeler.diversity.of(handle)` has it."""
     return from_table(model, task, tensors, seed, dim=EXACT)
 
 

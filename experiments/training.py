@@ -25,6 +25,7 @@ from experiments.simulate import SimulatedWorkers
 from experiments.tasks import Examples, Task, get_task
 from experiments.tasks.base import parameters_l2, resampled
 from experiments.tasks.linear import LinearTask, least_objective
+from heeler.diversity import of as diversity_of_handle
 from heeler.herding import make_rule
 from heeler.ordering import Handle, Sampler, attach
 from heeler.ordering.refresh import REFRESH
@@ -116,7 +117,7 @@ def train(run: Run, folder: Folder, place: OneProcess | None = None) -> Iterator
             measures = _evaluate(run, task, average.model, examples, least)
             record |= {f"ema_{name}": value for name, value in measures.items()}
         if epoch and handle is not None:
-            diversity = handle.diversity()
+            diversity = diversity_of_handle(handle)
             record["order"] = handle.metrics() | (diversity.as_numbers() if diversity is not None else {})
             if recorder is not None:
                 record["relative_bound"] = recorder.relative_bound()

@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+import heeler
 from heeler.cli.app import app
 
 SCRIPT = """
@@ -89,3 +90,8 @@ def test_doctor_suggests_strata():
     words = ("script_of_a_user.py:model", "--batch-size", 16, "--dataset")
     assert "strata=labels" in call(*words, "script_of_a_user.py:labelled")
     assert "strata=labels" not in call(*words, "script_of_a_user.py:dataset")
+
+
+def test_the_command_knows_its_version():
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (0, f"heeler {heeler.__version__}\n")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
     from heeler.selection import Selection, select
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 __all__ = [
     "CheckpointError",
     "Explanation",
@@ -32,8 +32,10 @@ __all__ = [
     "select",
     "two_levels",
 ]
-_PACKAGES = ("diversity", "forecast", "herding", "levels", "ordering", "robust", "selection", "sketch", "stragglers")
-_PACKAGES += ("streams",)
+_PACKAGES = (
+    *("diversity", "forecast", "herding", "integrations", "levels", "ordering", "robust", "selection", "sketch"),
+    *("stragglers", "streams"),
+)
 _HOMES = {"Explanation": "forecast", "explain": "forecast"}
 _HOMES |= dict.fromkeys(("Selection", "select"), "selection")
 _HOMES |= {"order_by": "herding", "two_levels": "levels"}

@@ -7,8 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import heeler
-from heeler.diversity import batch_size_bound, diversity_of, layouts_of, sentence
-from heeler.ordering import handle as handles
+from heeler.diversity import advice, batch_size_bound, diversity_of, layouts_of, of, of_handle, sentence
 from tests.distributed.ranks import gradients, problem, run_ranks, set_up, walk
 
 N, BATCH = 96, 8
@@ -35,7 +34,7 @@ def run(order="herd", epochs=2, dim=None, width=5, each_step=lambda handle: None
 @pytest.mark.parametrize("dim", [None, 64], ids=["exact gradients", "sketches"])
 def test_the_handle_says_what_the_table_says(dim):
     handle = run(dim=dim, width=40)
-    numbers = handle.diversity().as_numbers()
+    numbers = of(handle).as_numbers()
     layouts = layouts_of(handle.sketcher)
     assert (layouts is None) == (dim is None)
     expected = batch_size_bound(handle.table.rows, sketch=layouts)
@@ -47,17 +46,15 @@ def test_the_handle_says_what_the_table_says(dim):
     assert numbers["noise_scale"] == pytest.approx(expected.value - 1)
     said = "train as well as single examples; you use 8"
     assert sentence(expected, BATCH).endswith(said)
-    assert handle.batch_size_advice() == sentence(expected, BATCH) + (
-        " (an upper end: the weights moved while this was measured)"
-    )
+    assert advice(handle) == sentence(expected, BATCH) + (" (an upper end: the weights moved while this was measured)")
 
 
 def test_metrics_do_not_read_the_table(monkeypatch):
     reads = []
-    monkeypatch.setattr(handles, "diversity_of", lambda *args, **options: reads.append(args))
+    monkeypatch.setattr(of_handle, "diversity_of", lambda *args, **options: reads.append(args))
     run(epochs=3, each_step=lambda handle: handle.metrics())
     assert not reads
-    run(epochs=1).diversity()
+    of(run(epochs=1))
     assert len(reads) == 1
 
 
@@ -65,22 +62,22 @@ def test_metrics_do_not_read_the_table(monkeypatch):
 def test_without_a_table_there_are_no_such_numbers(order):
     handle = run(order)
     assert handle.table is None
-    assert handle.diversity() is None
-    assert "keeps no sketches" in handle.batch_size_advice()
+    assert of(handle) is None
+    assert "keeps no sketches" in advice(handle)
 
 
 def test_before_enough_was_seen_the_advice_says_so():
     handle = run(epochs=0)
-    assert handle.diversity() is None
-    assert "too few examples" in handle.batch_size_advice()
+    assert of(handle) is None
+    assert "too few examples" in advice(handle)
 
 
 def test_a_loaded_state_has_numbers_of_its_own():
     trained, fresh = run(epochs=3), run(epochs=1)
-    before = fresh.diversity().bound.value
+    before = of(fresh).bound.value
     fresh.load_state_dict(trained.state_dict())
-    assert fresh.diversity().bound.value == pytest.approx(trained.diversity().bound.value)
-    assert fresh.diversity().bound.value != before
+    assert of(fresh).bound.value == pytest.approx(of(trained).bound.value)
+    assert of(fresh).bound.value != before
 
 
 def test_numbers_that_are_not_finite_are_left_out():
@@ -93,8 +90,8 @@ def test_with_several_workers_rank_0_knows_of_all_examples():
         sampler, handle, loader = set_up(dataset, model)
         walk(model, sampler, loader, 3)
         exact = float(batch_size_bound(gradients(dataset, model)))
-        found = handle.diversity()
-        return None if found is None else found.bound.value, handle.batch_size_advice(), exact
+        found = of(handle)
+        return None if found is None else found.bound.value, advice(handle), exact
 
     leader, other = run_ranks(2, advised)
     assert leader[0] == pytest.approx(leader[2], rel=1e-3)  # the weights stay as they are; the table is half precision

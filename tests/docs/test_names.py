@@ -69,9 +69,15 @@ def test_the_pages_state_what_rules_declare():
 
 
 def test_versions_agree():
-    citation = (ROOT / "CITATION.cff").read_text()
-    assert re.search(r"^version: (.+)$", citation, re.MULTILINE)[1] == heeler.__version__
-    assert re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == heeler.__version__
+    places = {
+        "CITATION.cff": r"^version: (.+)$",
+        "CHANGELOG.md": r"^## (.+)$",  # the newest heading
+        "pyproject.toml": r'^version = "(.+)"$',
+        "README.md": r"heeler-(\S+?)-py3",
+    }
+    for file, pattern in places.items():
+        assert re.search(pattern, (ROOT / file).read_text(), re.MULTILINE)[1] == heeler.__version__, file
+    assert set(re.findall(places["README.md"], (ROOT / "README.md").read_text())) == {heeler.__version__}
     assert f"writes format {VERSION} and reads format {VERSION}" in STABILITY
 
 

@@ -32,7 +32,7 @@ def test_every_page_is_there(site):
 
 def test_the_reference_knows_what_users_call(site):
     text = (site / "reference.html").read_text()
-    names = ["Sampler", "attach", "explain", "Handle.state_dict", "Handle.diversity", "Handle.table"]
+    names = ["Sampler", "attach", "explain", "Handle.state_dict", "Handle.table"]
     names += ["herding.OrderingRule", "herding.SketchTable", "sketch.LayerRule"]
     assert [name for name in names if f'id="heeler.{name}"' not in text] == []
 

@@ -68,7 +68,7 @@ def test_sketches_are_filed_right():
     loss = nn.MSELoss()
     found = handle.verify(lambda i: loss(model(dataset[i][0][None]), dataset[i][1][None]))
     assert found.filed_right == 1
-    assert handle.diversity() is not None
+    assert heeler.diversity.of(handle) is not None
     assert len(heeler.select(handle, 20).indices) == 20
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from heeler.diversity import Diversity, diversity_of, layouts_of, sentence
 from heeler.herding import SketchTable
 from heeler.ordering.cursors import Ids
 from heeler.ordering.sampler import Sampler
@@ -23,8 +22,6 @@ from heeler.sketch import Coverage, Sketcher, projection
 from heeler.sketch.budget import Layers
 from heeler.sketch.coverage import coverable
 
-ENOUGH = 0.5
-"""The share of examples with a sketch from which on they stand for all: the first few would make any bound small."""
 ONLY_COUNT = "0.001%"
 """Layers for a rule without gradients: only passes are counted, for positions, and one cheap layer tells that."""
 
@@ -213,35 +210,6 @@ class Handle:
     def metrics(self) -> dict[str, float]:
         """Plain numbers for any logger; the herding bounds are there from the second epoch on."""
         return {**self.session.metrics(), "covered_parameters": float(self.coverage.share_of_parameters)}
-
-    def diversity(self) -> Diversity | None:
-        """Gradient diversity, batch-size bound and noise scale, over a moving epoch: of every example's newest sketch.
-
-        Every example's gradient is that of the weights it was last trained on, up to `Sampler(refresh=...)` epochs
-        ago, so the bound is an upper end: `heeler.diversity.measure` tells it at the present weights. Reads the whole
-        table, so ask once per epoch rather than once per step. None where the rule keeps no table, where few examples
-        have a sketch yet, and on workers other than rank 0, where all sketches meet.
-        """
-        table = self.table
-        if table is None or not self.session.planner.sees_all:
-            return None
-        with self.session.planner.reading():
-            if table.share_seen < ENOUGH:
-                return None
-            return diversity_of(table.rows, rows=table.seen, sketch=layouts_of(self.sketcher), weights="moving")
-
-    def batch_size_advice(self) -> str:
-        """ "at this point batches up to about 210 train as well as single examples; you use 64", or why that is not
-        known. From `diversity`; the batch is that of all workers together."""
-        setup = self.session.setup
-        if not self.session.rule.keeps_table:
-            return "the batch size that would still train well is not known: this order keeps no sketches of examples"
-        if not self.session.planner.sees_all:
-            return "the batch size that would still train well is not known here: ask rank 0, where all sketches meet"
-        found = self.diversity()
-        if found is None:
-            return "the batch size that would still train well is not known: too few examples have been seen yet"
-        return sentence(found.bound, setup.batch_size * setup.workers)
 
     def _fingerprint(self) -> dict[str, Any]:
         return {
