@@ -27,7 +27,7 @@ import torch.distributed as dist
 import heeler
 from heeler.herding import make_rule
 from heeler.herding import solve as solve_table
-from heeler.ordering.dealing import IntArray, deal
+from heeler.ordering.partition import IntArray, deal
 
 STEADY_EPOCHS = 3
 """Measured after the first, in which all connections, tables and buffers are used for the first time."""

@@ -52,7 +52,7 @@ class Schedule:
 
     def takes_sketches(self, session: SimulatedSession) -> bool:
         """In the session's place."""
-        age = session.epoch + 1
+        age = session.epoch.number + 1
         if session.rule.needs_vectors and age not in self._answers:
             self._answers[age] = self._decide(age, session.rule.table.agreement if session.rule.table else None)
             self.taken += [age] * self._answers[age]

@@ -42,6 +42,6 @@ class BoundRecorder:
             return None
         self.seen[:] = False
         step = self.session.setup.batch_size
-        walked = herding_bound(self.rows, self.session.indices, batch_size=step).rms
+        walked = herding_bound(self.rows, self.session.epoch.order, batch_size=step).rms
         shuffled = self._rng.permutation(len(self.rows))
         return walked / max(herding_bound(self.rows, shuffled, batch_size=step).rms, 1e-30)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from heeler.herding import make_rule
-from heeler.ordering.dealing import IntArray, Layout
+from heeler.ordering.partition import IntArray, Layout
 from heeler.ordering.planner import LocalPlanner
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.sampler import Sampler

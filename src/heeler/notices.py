@@ -1,11 +1,12 @@
-"""How Heeler says that something is not as it should be: through `warnings`.
+"""How Heeler says that something is not as it should be: through `logging` and through `warnings`.
 
-A filter that turns warnings into errors must not end a training run in the middle of a backward: then the logger
-`heeler` has it instead.
+Through both, since `logging.basicConfig(filename=...)` would swallow the only word. A filter that turns warnings into
+errors must not end a training run in the middle of a backward: the log then has it alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 
@@ -17,9 +18,7 @@ class HeelerWarning(UserWarning):
 
 
 def warn(message: str, *values: object) -> None:
-    """A message with %-places, and what goes into them."""
-    text = message % values if values else message
-    try:
-        warnings.warn(text, HeelerWarning, stacklevel=2)
-    except HeelerWarning:
-        logger.warning("%s", text)
+    """Say it once: a message with %-places, and what goes into them."""
+    logger.warning(message, *values)
+    with contextlib.suppress(HeelerWarning):
+        warnings.warn(message % values if values else message, HeelerWarning, stacklevel=2)

@@ -25,7 +25,7 @@ def part_of_an_epoch(rank: int, steps: int, state: dict[str, Any] | None) -> tup
     seen: list[int] = []
     at_first = None
     for step, (inputs, targets) in enumerate(loader):
-        at_first = sampler.session.cursors.start if at_first is None else at_first
+        at_first = sampler.session.progress.start if at_first is None else at_first
         now = slice(at_first + len(seen), at_first + len(seen) + len(inputs))
         seen += sampler.indices[now].tolist()
         ((model(inputs) - targets).square().sum() / 2).backward()

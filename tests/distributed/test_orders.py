@@ -201,7 +201,7 @@ def uneven(rank: int) -> list[int]:
         with wrapped.join():
             for inputs, targets in loader:
                 ((wrapped(inputs) - targets).square().sum() / 2).backward()
-        lengths.append(sampler.session.cursors.drawn)
+        lengths.append(sampler.session.progress.drawn)
     return lengths
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from heeler.herding import make_rule
-from heeler.ordering.dealing import deal
+from heeler.ordering.partition import deal
 from heeler.ordering.distributed import rounds
 from heeler.ordering.distributed.leader import Leader
-from heeler.ordering.distributed.notices import BoundedStore
+from heeler.ordering.distributed.store import BoundedStore
 from heeler.ordering.distributed.rounds import LARGE, Rounds
 from heeler.ordering.distributed.wire import News, _median
 from tests.distributed.ranks import gradients, problem, run_ranks, set_up, walk

@@ -54,7 +54,7 @@ def resumed(rank: int, subset: Any, saved: Any, stop: int | None) -> tuple[list[
         handle.load_state_dict(saved)
     steps, walked = 0, []
     for _ in range(3 if saved is None else 2):
-        at = sampler.session.cursors.trained if saved is not None and steps == 0 else 0
+        at = sampler.session.progress.trained if saved is not None and steps == 0 else 0
         for inputs, targets in loader:
             walked.append(sampler.indices[at : at + len(inputs)].tolist())
             at, steps = at + len(inputs), steps + 1

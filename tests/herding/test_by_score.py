@@ -63,7 +63,7 @@ def test_goes_on_exactly_in_mid_epoch():
             steps += 1
             if steps == stop:
                 break
-        start = sampler.session.cursors.start
+        start = sampler.session.progress.start
         return sampler.indices[start : start + 4 * steps].tolist()
 
     whole, first, second = make(), make(), make()

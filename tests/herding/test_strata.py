@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from heeler.herding import make_rule
 from heeler.herding.strata import COLUMNS, SHARE, beside, codes_of, spread_visits, strata_of, stratified_order
-from heeler.ordering.dealing import deal
+from heeler.ordering.partition import deal
 from tests.herding import reference
 
 # Codes

@@ -71,7 +71,7 @@ def test_a_run_goes_on_in_the_middle_of_a_step() -> None:
         loader = DataLoader(dataset, batch_size=4, sampler=sampler)
         if saved is not None:
             handle.load_state_dict(saved)
-            done = sampler.session.cursors.trained
+            done = sampler.session.progress.trained
             loader_left = [sampler.indices[done:].tolist()]
             walk(model, sampler, loader, 1)
             return loader_left + walk(model, sampler, loader, 2), {}

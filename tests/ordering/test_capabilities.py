@@ -126,7 +126,7 @@ def test_a_rule_without_gradients_never_sketches(order: str) -> None:
     sampler, handle = train(order, refresh=1)
     assert not handle.sketcher.sketching
     assert sampler.epoch == 1
-    assert sampler.session.cursors.trained == 24
+    assert sampler.session.progress.trained == 24
 
 
 @pytest.mark.parametrize("order", ["herd", "greedy", "pair"])
@@ -193,11 +193,12 @@ def test_a_closed_state_grows() -> None:
     grown = heeler.grow(state, 30)
     larger = TensorDataset(*(torch.cat([tensor, tensor[:6]]) for tensor in dataset.tensors))
     again = heeler.Sampler(larger, batch_size=4)
-    heeler.attach(problem(24)[1], again).load_state_dict(grown)
+    model = problem(24)[1]
+    heeler.attach(model, again).load_state_dict(grown)
     rest = list(again)
     assert set(rest) == set(range(30)) - set(sampler.indices[:8].tolist())
-    trained = again.session.cursors
-    trained.trained = 30
+    for batch in DataLoader(larger, batch_size=4, sampler=again):
+        backward(model, batch)
     assert sorted(again) == list(range(30))
 
 
@@ -227,15 +228,16 @@ def test_no_solve_starts_early_on_a_table_with_gaps(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(planner, "EARLY_SIZE", 1)
     monkeypatch.setattr(planner, "LATE", 0.2)
     rule = make_rule("herd", 24, 6, batch_size=4)
-    planning = planner.LocalPlanner(rule, planner.Layout(batch_size=4))
+    planning = planner.LocalPlanner(rule, planner.Partition(batch_size=4))
+    epoch = planner.Epoch(1, np.arange(24), planning.first())
     vectors = np.ones((24, 6), np.float32)
     planning.observe(np.arange(23), vectors[:23])
-    assert not planning.wants_start(20, 24, sketched=True)
+    assert not planning.wants_start(epoch, 20, sketched=True)
     planning.observe(np.array([23]), vectors[23:])
-    assert not planning.wants_start(19, 24, sketched=True)
-    assert planning.wants_start(20, 24, sketched=True)
-    assert not planning.wants_start(24, 24, sketched=True)
-    assert not planning.wants_start(8, 24, sketched=True)
+    assert not planning.wants_start(epoch, 19, sketched=True)
+    assert planning.wants_start(epoch, 20, sketched=True)
+    assert not planning.wants_start(epoch, 24, sketched=True)
+    assert not planning.wants_start(epoch, 8, sketched=True)
 
 
 def test_the_table_has_what_waits_for_a_solve(monkeypatch: pytest.MonkeyPatch) -> None:

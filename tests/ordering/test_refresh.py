@@ -90,7 +90,7 @@ def test_an_order_without_gradients_is_counted_and_never_sketched():
     run = Run(order="random")
     for _ in range(2):
         run.epoch()
-        assert run.sampler.session.cursors.trained == EXAMPLES
+        assert run.sampler.session.progress.trained == EXAMPLES
     assert run.sketched == [0, 0]
     assert run.orders[0] != run.orders[1]
 
@@ -104,7 +104,7 @@ def test_compiled_code_has_two_variants_and_is_not_compiled_again(how):
     for _ in range(6):
         run.epoch()
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-        assert run.sampler.session.cursors.trained == EXAMPLES
+        assert run.sampler.session.progress.trained == EXAMPLES
     assert run.sketched == [EXAMPLES, EXAMPLES, 0, EXAMPLES, 0, 0]
     assert graphs[1] == graphs[0]
     assert graphs[2] == graphs[1] + 1
@@ -120,13 +120,13 @@ def test_a_compiled_run_goes_on_in_the_middle_of_an_untapped_epoch(how):
     first.epoch()
     first.epoch(steps=2)
     state = first.handle.state_dict()
-    assert first.sampler.session.cursors.trained == 2 * BATCH
+    assert first.sampler.session.progress.trained == 2 * BATCH
     torch._dynamo.reset()
     second = Run(compiled=how)
     second.handle.load_state_dict(state)
     second.epoch()
     assert second.orders == [first.orders[2]]
-    assert second.sampler.session.cursors.start == 2 * BATCH
+    assert second.sampler.session.progress.start == 2 * BATCH
     second.epoch()
     assert second.sketched == [0, EXAMPLES]
 
@@ -185,22 +185,22 @@ def test_positions_in_an_untapped_epoch_follow_the_loop_not_the_loader():
     batches = iter(run.loader)
     first, second, third = next(batches), next(batches), next(batches)  # a trainer that looks ahead
     run.model(first[0])
-    assert run.sampler.session.cursors.trained == BATCH
+    assert run.sampler.session.progress.trained == BATCH
     with torch.no_grad():
         run.model(second[0])
     run.model.eval()
     run.model(second[0])
     run.model.train()
-    assert run.sampler.session.cursors.trained == BATCH  # only what is trained on
+    assert run.sampler.session.progress.trained == BATCH  # only what is trained on
     with run.handle.paused():
         run.model(second[0])
-    assert run.sampler.session.cursors.trained == BATCH
+    assert run.sampler.session.progress.trained == BATCH
     with run.handle.examples(run.sampler.indices[BATCH : 2 * BATCH]):
         run.model(second[0])
-    assert run.sampler.session.cursors.trained == 2 * BATCH
+    assert run.sampler.session.progress.trained == 2 * BATCH
     with run.handle.examples(np.arange(BATCH)):  # of another loader
         run.model(third[0])
-    assert run.sampler.session.cursors.trained == 2 * BATCH
+    assert run.sampler.session.progress.trained == 2 * BATCH
 
 
 def test_orders_of_untapped_epochs_are_herded_too():
@@ -226,7 +226,7 @@ def test_a_checkpointed_model_counts_once(reentrant):
     (x, y), _ = next(batches), next(batches)  # one more is handed out than trained on
     x.requires_grad_()
     nn.functional.mse_loss(checkpoint(run.model, x, use_reentrant=reentrant), y).backward()
-    assert run.sampler.session.cursors.trained == BATCH
+    assert run.sampler.session.progress.trained == BATCH
 
 
 def test_the_order_after_an_untapped_epoch_is_found_while_it_runs():

@@ -315,7 +315,7 @@ def test_a_dataset_may_grow() -> None:
     sampler = heeler.Sampler(dataset, batch_size=BATCH)
     handle = heeler.attach(model, sampler)
     handle.load_state_dict(heeler.grow(first.handle.state_dict(), EXAMPLES + 10))
-    trained = first.sampler.indices[: first.sampler.session.cursors.trained].tolist()
+    trained = first.sampler.indices[: first.sampler.session.progress.trained].tolist()
     rest = list(sampler)
     assert sorted(trained + rest) == list(range(EXAMPLES + 10))
     assert handle.session.rule.table.seen.sum() == first.sampler.session.rule.table.seen.sum()

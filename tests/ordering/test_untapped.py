@@ -51,7 +51,7 @@ class Run:
 
     @property
     def cursors(self):
-        return self.sampler.session.cursors
+        return self.sampler.session.progress
 
 
 @pytest.mark.parametrize("kind", ["plain", "uneven", "workers"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import heeler.streams.shard_order as sharded_module
 from heeler.herding import make_rule, solve_batches
 from heeler.herding.subset import Subset
-from heeler.ordering.dealing import deal
+from heeler.ordering.partition import deal
 from heeler.streams.shard_order import deal_shards, order_of_shards, sharded_order
 from heeler.streams.shard_rules import sharded
 

@@ -99,6 +99,6 @@ def go_on_from(handle: Handle, state: dict[str, Any], batches: BatchSampler) -> 
     """Load a state into `handle`. What was saved in an epoch's last step starts the next epoch."""
     handle.load_state_dict(state)
     session = handle.session
-    left = len(session.indices) - session.cursors.trained
+    left = len(session.epoch.order) - session.progress.trained
     if left < (batches.batch_size if batches.drop_last else 1):
-        session.ask_for(session.epoch + 1)
+        session.ask_for(session.epoch.number + 1)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from heeler.herding import SketchTable
-from heeler.ordering.cursors import Ids
+from heeler.ordering.progress import Ids
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.session import Session
 from heeler.ordering.state import StateError, to_numpy, to_torch
@@ -109,9 +109,12 @@ class Handle:
         return self.session.ignored_passes
 
     def detach(self) -> None:
-        """Take the hooks off the model; the sampler keeps what it has seen."""
-        self.session.disconnect()
-        self.sketcher.detach()
+        """Take the hooks off the model, and end threads and connections; the sampler keeps what it has seen."""
+        try:
+            if self.session.is_attached_to(self.sketcher):
+                self.session.disconnect()
+        finally:
+            self.sketcher.detach()
 
     # Saying which examples a pass is about, where counting is not enough
 

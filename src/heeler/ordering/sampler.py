@@ -138,7 +138,7 @@ class Sampler(DistributedSampler[Any]):
         """An epoch's indices; the dataset is told which of them will be read."""
         drawn = self.session.draw()
         for first in drawn:  # the epoch has begun
-            left = self.session.indices[self.session.cursors.start :]
+            left = self.session.epoch.order[self.session.epoch.start :]
             announce(left, self.session.setup.batch_size, drawing_loader())
             yield first
             yield from drawn
@@ -158,13 +158,13 @@ class Sampler(DistributedSampler[Any]):
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
-        """Epochs closed so far."""
-        return self.session.epoch
+        """The current epoch's number, from 0."""
+        return self.session.epoch.number
 
     @property
     def indices(self) -> Order:
         """This worker's indices in the current epoch; in two levels no array, but read like one: `indices[a:b]`."""
-        return self.session.indices
+        return self.session.epoch.order
 
     @property
     def subset(self) -> IntArray | None:

@@ -114,6 +114,10 @@ class Session:
     def is_attached(self) -> bool:
         return self._source is not None
 
+    def is_attached_to(self, source: SketchSource) -> bool:
+        """Whether this is where sketches come from."""
+        return self._source is source
+
     def check_attachable(self) -> None:
         """Raise if no model can be attached now."""
         setup = self.setup
@@ -129,6 +133,8 @@ class Session:
 
     def connect(self, source: SketchSource, ids: Ids | None = None) -> None:
         """Take sketches from `source` from now on, of as many dimensions as it has."""
+        if self.iterations.training.is_blind:  # what was only read may not have been trained on: it is given again
+            self.iterations.clear()
         self.links.open()
         self.planner.open(self.epoch)
         if self.links.workers is not None:
@@ -139,7 +145,7 @@ class Session:
         self._source, self.ids = source, ids and self._ids_in_subset(ids)
         self.iterations.training.attach(source)
         self.iterations.attach_changed()
-        source.set_sketching(self.takes_sketches)
+        source.sketching = self.takes_sketches
 
     def disconnect(self) -> None:
         """Take what waits, and no more sketches after it; what was seen stays. Holds no tensor or thread any more."""
@@ -237,11 +243,11 @@ class Session:
             raise RuntimeError("no model is attached any more (detach() was called): there is nothing to pause")
         self.drain()
         source = self._source
-        source.set_enabled(False)
+        source.enabled = False
         try:
             yield
         finally:
-            source.set_enabled(True)
+            source.enabled = True
 
     def skip(self, examples: int | None = None) -> None:
         """The batch just drawn, or its first `examples`, is not trained on."""
@@ -345,7 +351,7 @@ class Session:
     def _handed_out(self, progress: Progress) -> None:
         self.iterations.handed_out(progress)
         if progress.batches <= 1 and progress.epoch is self.epoch and self._source is not None:
-            self._source.set_sketching(self.takes_sketches)  # not before: a loader draws ahead of the epoch's end
+            self._source.sketching = self.takes_sketches  # not before: a loader draws ahead of the epoch's end
 
     def _ended(self, progress: Progress) -> None:
         """A loop has read its iteration to the end: if it trained, the other workers need not wait for its next one."""

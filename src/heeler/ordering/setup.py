@@ -15,13 +15,13 @@ from heeler.herding.rules.spec import as_rule
 from heeler.herding.strata import Strata
 from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
-from heeler.ordering.dealing import Layout
 from heeler.ordering.distributed.follower import Follower
 from heeler.ordering.distributed.leader import Leader
 from heeler.ordering.distributed.member import Member
 from heeler.ordering.distributed.ranks import Ranks, agree
 from heeler.ordering.distributed.strata import digest, gather_codes
 from heeler.ordering.distributed.transport import GlooTransport, Transport
+from heeler.ordering.partition import Partition
 from heeler.ordering.planner import LocalPlanner, Planner
 
 DIM, MORE, FEWER = 1024, 4096, 256
@@ -181,9 +181,21 @@ class Links:
         self._agree(setup)
 
     @property
-    def lead_nowhere(self) -> bool:
+    def is_standalone(self) -> bool:
         """Whether there is nobody to talk to."""
         return self.workers is None and self.peers is None
+
+    def open(self) -> None:
+        """Connect again after `close`; all ranks do."""
+        for transport in (self.workers, self.peers):
+            if transport is not None:
+                transport.open()
+
+    def close(self) -> None:
+        """Leave all connections."""
+        for transport in (self.workers, self.peers):
+            if transport is not None:
+                transport.close()
 
     def _agree(self, setup: Setup) -> None:
         """Raise if the workers were given different arguments; gather their shards' sizes."""
@@ -209,7 +221,7 @@ class Links:
                 raise ValueError(EMPTY)
             return
         if self.peers is not None:
-            sizes = self.peers.text_of_first(sizes)
+            sizes = self.peers.broadcast(sizes.encode()).decode()
         told = [line.split() for line in sizes.split("\n")]
         self.shard_sizes = tuple(int(size) for size, _, _ in told)
         if 0 in self.shard_sizes:
@@ -231,36 +243,36 @@ def make_planner(setup: Setup, links: Links, dim: int) -> Planner:
             f"{setup.rule_name} orders each rank's own examples, and ranks that hold parts of one copy of the model "
             "would each have another order: use order='herd'"
         )
-    if setup.is_coordinated and not links.lead_nowhere:
-        layout = Layout(setup.workers, setup.rank, setup.batch_size, setup.drop_last, links.shard_sizes)
-        rule = _make_rule(setup, links, layout, dim, setup.seed)
+    if setup.is_coordinated and not links.is_standalone:
+        partition = Partition(setup.workers, setup.rank, setup.batch_size, setup.drop_last, links.shard_sizes)
+        rule = _make_rule(setup, links, partition, dim, setup.seed)
         if links.workers is None:
             assert links.peers is not None
-            return Follower(links.peers, rule, layout, seed=setup.seed)
+            return Follower(links.peers, rule, partition, seed=setup.seed)
         kind = Leader if links.workers.rank == 0 else Member
-        return kind(links.workers, rule, layout, dim=dim, seed=setup.seed, peers=links.peers)
+        return kind(links.workers, rule, partition, dim=dim, seed=setup.seed, peers=links.peers)
     if setup.shards == "global":
-        layout = Layout(setup.workers, setup.rank, setup.batch_size, setup.drop_last)
-        return LocalPlanner(_make_rule(setup, links, layout, dim, setup.seed), layout)
-    layout, seed = Layout(batch_size=setup.batch_size), setup.seed
+        partition = Partition(setup.workers, setup.rank, setup.batch_size, setup.drop_last)
+        return LocalPlanner(_make_rule(setup, links, partition, dim, setup.seed), partition)
+    partition, seed = Partition(batch_size=setup.batch_size), setup.seed
     if setup.workers > 1:  # nothing is shared, so nobody may shuffle alike
         seed = int(np.random.SeedSequence([seed, setup.rank]).generate_state(1)[0])
-    return LocalPlanner(_make_rule(setup, links, layout, dim, seed), layout)
+    return LocalPlanner(_make_rule(setup, links, partition, dim, seed), partition)
 
 
-def _make_rule(setup: Setup, links: Links, layout: Layout, dim: int, seed: int) -> OrderingRule:
-    examples = setup.examples if layout.shard_sizes is None else sum(layout.shard_sizes)
+def _make_rule(setup: Setup, links: Links, partition: Partition, dim: int, seed: int) -> OrderingRule:
+    examples = setup.examples if partition.shard_sizes is None else sum(partition.shard_sizes)
     if isinstance(setup.order, OrderingRule):
         if len(setup.order.order) != examples:
             what = "dataset has" if setup.subset.numbers is None else "subset has"
             raise ValueError(f"the rule orders {len(setup.order.order)} examples, the {what} {examples}")
         return setup.order
-    portions = 1 if layout.shard_sizes else layout.workers
+    portions = 1 if partition.shard_sizes else partition.workers
     options: dict[str, Any] = {} if links.strata is None else {"strata": links.strata, "portions": portions}
     common: dict[str, Any] = {
         "seed": seed,
         "batch_size": setup.batch_size * portions,
-        "shard_sizes": layout.shard_sizes,
+        "shard_sizes": partition.shard_sizes,
     }
     if isinstance(setup.order, RuleSpec):
         spec = setup.order.for_worker(setup.rank, setup.workers)

@@ -11,8 +11,15 @@ class SketchSource(Protocol):
     """What a session needs of a `Sketcher`."""
 
     dim: int
+
     enabled: bool
+    """False: forwards are neither sketched nor counted."""
     sketching: bool
+    """False: forwards are counted and not sketched."""
+
+    @property
+    def backwards(self) -> int:
+        """Grows with every backward that puts a gradient into the model."""
 
     @property
     def weights_version(self) -> int:

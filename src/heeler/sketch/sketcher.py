@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heeler.sketch import compiled
+from heeler.sketch.backward_count import BackwardCount
 from heeler.sketch.budget import Layers, choose, prices
 from heeler.sketch.coverage import Coverage, Line
 from heeler.sketch.layer_hooks import LayerHook
@@ -109,6 +110,16 @@ class Sketcher:
             self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
         if root is not model:
             self._handles += compiled.watch(model, self._recorder, begin.batch_of)
+        self._backwards = BackwardCount()
+        self._backwards.watch(self._covered())
+
+    def _covered(self) -> list[nn.Parameter]:
+        return [p for layer in self._layers for p in layer.now().values()]
+
+    @property
+    def backwards(self) -> int:
+        """Grows with every backward that puts a gradient into the model, sketched or not."""
+        return self._backwards.count
 
     @property
     def enabled(self) -> bool:
@@ -131,6 +142,7 @@ class Sketcher:
     @sketching.setter
     def sketching(self, value: bool) -> None:
         self._recorder.sketch(value)
+        self._backwards.watch(self._covered())  # fully_shard may have replaced the parameters
 
     def pop_passes(self) -> list[tuple[Any, Tensor]]:
         """All passes finished since the last pop, in forward order: the listener's stamp, and (B_i, K) float32."""
@@ -217,6 +229,7 @@ class Sketcher:
 
     def detach(self) -> None:
         """Remove every hook; the model is as it was."""
+        self._backwards.remove()
         self._recorder.detach()
         for handle in self._handles:
             handle.remove()

@@ -91,7 +91,7 @@ class StepLimit:
         if self._is_open:
             raise RuntimeError("the loop over the last batch's parts() was left before its end: see reduce()")
         rows = rows_of(batch)
-        epoch = None if self.handle is None else self.handle.session.epoch
+        epoch = None if self.handle is None else self.handle.session.epoch.number
         if (
             self._began is None or epoch != self._epoch
         ):  # an epoch's first batch waits for the loader and the next order

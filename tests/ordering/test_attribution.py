@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 import heeler
-from heeler.ordering import filing
+from heeler.ordering import attribution
 from tests.ordering.loops import attached, backward, check_filed, filed, problem, true_gradients
 
 LOADERS = {
@@ -46,12 +46,12 @@ def test_sketches_that_travel_in_chunks_find_their_examples(chunk: int, monkeypa
 
 def test_rows_of_passes_with_and_without_prints() -> None:
     sketches = [torch.full((2, 3), 1.0), torch.full((1, 3), 2.0)]
-    prints = [torch.full((2, filing.PRINT), 5, dtype=torch.int64), torch.full((1, 4), 6.0)]
+    prints = [torch.full((2, attribution.PRINT), 5, dtype=torch.int64), torch.full((1, 4), 6.0)]
     for chosen in ([0, 0], [0, 1], [1, 1], [0]):
         for missing in (False, True):
             given = [None if missing and i == 0 else prints[c] for i, c in enumerate(chosen)]
-            rows = filing.joined([sketches[c] for c in chosen], given)
-            want = torch.zeros(sum(len(sketches[c]) for c in chosen), 3 + filing.PRINT)
+            rows = attribution.joined([sketches[c] for c in chosen], given)
+            want = torch.zeros(sum(len(sketches[c]) for c in chosen), 3 + attribution.PRINT)
             start = 0
             for c, p in zip(chosen, given, strict=True):
                 part = want[start : start + len(sketches[c])]
