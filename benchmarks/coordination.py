@@ -27,6 +27,7 @@ import torch.distributed as dist
 import heeler
 from heeler.herding import make_rule
 from heeler.herding import solve as solve_table
+from heeler.ordering.epoch import Epoch
 from heeler.ordering.partition import IntArray, deal
 
 STEADY_EPOCHS = 3
@@ -133,7 +134,7 @@ def _play(
     examples, dim = vectors.shape
     own = np.array_split(np.arange(examples), count)[rank] if shards == "local" else np.arange(examples)
     sampler = heeler.Sampler(len(own), batch_size=batch_size, dim=dim, shards=shards)
-    planner = sampler.session.planner
+    planner, epoch = sampler.session.planner, sampler.session.epoch
     rng = np.random.default_rng(rank)
     measured: dict[str, list[float]] = {}
 
@@ -144,14 +145,19 @@ def _play(
     def train(at: int, indices: IntArray) -> None:
         drift = rng.standard_normal((1, dim), dtype=np.float32)  # gradients change from epoch to epoch
         planner.observe(indices, vectors[own[indices]] + drift)
-        if planner.wants_start(at + len(indices), len(planner.indices), sketched=True):
-            planner.start()
+        if planner.wants_start(epoch, at + len(indices), sketched=True):
+            planner.start(epoch)
+
+    def close() -> None:
+        nonlocal epoch
+        plan = planner.next(epoch)
+        epoch = Epoch(epoch.number + 1, plan.part, plan)
 
     before = planner.metrics()
     for _ in range(1 + STEADY_EPOCHS):
-        plain = _epoch(np.asarray(planner.indices), batch_size, step, lambda at, indices: None, lambda: None)
+        plain = _epoch(np.asarray(epoch.order), batch_size, step, lambda at, indices: None, lambda: None)
         note({f"plain_{name}": number for name, number in plain.items()})
-        note(_epoch(np.asarray(planner.indices), batch_size, step, train, planner.next_order))
+        note(_epoch(np.asarray(epoch.order), batch_size, step, train, close))
         now = planner.metrics()
         note({name: now[name] - (before[name] if name.startswith("bytes") else 0.0) for name in now})
         before = now

@@ -30,6 +30,7 @@ from experiments.plans import comparison
 from experiments.records import carry_out
 from heeler.herding import batches
 from heeler.ordering.distributed.rounds import LATE_PART
+from heeler.ordering.epoch import Epoch
 from heeler.ordering.planner import LATE, LocalPlanner
 
 SIXTH = 1.0 - 1.0 / LATE_PART
@@ -53,15 +54,11 @@ def early(first: float, later: float) -> type[LocalPlanner]:
     """A planner that begins its solves at these shares of an epoch."""
 
     class Early(LocalPlanner):
-        def wants_start(self, trained: int, length: int, *, sketched: bool) -> bool:
+        def wants_start(self, epoch: Epoch, trained: int, *, sketched: bool) -> bool:
             if self._closed or self._solving is not None or not self.rule.solves_in_background:
                 return False
-            share = later if getattr(self, "_turned", False) else first
-            return share * length <= trained < length
-
-        def next_order(self) -> None:
-            super().next_order()
-            self._turned = True
+            length = len(epoch.order)
+            return (later if epoch.number else first) * length <= trained < length
 
     return Early
 

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import numpy as np
 
 from heeler.herding import make_rule
-from heeler.ordering.partition import IntArray, Layout
+from heeler.ordering.partition import IntArray, Partition
+from heeler.ordering.epoch import Epoch
 from heeler.ordering.planner import LocalPlanner
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.sampler import Sampler
@@ -87,10 +88,10 @@ class SimulatedSession(Session):
             **self._rule_options,
         )
         self.planner = LocalPlanner(rule, SideBySide(shards, batch_size=batch_size))
-        self.indices = self.planner.indices
+        self.epoch = Epoch(0, (plan := self.planner.first()).part, plan)
 
 
-class SideBySide(Layout):
+class SideBySide(Partition):
     """All workers' own orders in one walk: worker 0's batch, worker 1's, ..., step after step."""
 
     def part(self, order: IntArray, rank: int | None = None) -> IntArray:

@@ -261,10 +261,10 @@ def test_orders_take_no_more_memory_than_said():
     sampler = heeler.Sampler(examples, batch_size=16, dim=4)
     vectors = np.random.default_rng(0).normal(size=(examples, 4)).astype(np.float32)
     sampler.session.rule.observe(np.arange(examples), vectors)
-    sampler.session.planner.next_order()  # compile
+    sampler.session.planner.next(sampler.session.epoch)  # compile
     sampler.session.rule.observe(np.arange(examples), vectors)
     tracemalloc.start()
-    sampler.session.planner.next_order()
+    sampler.session.planner.next(sampler.session.epoch)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     beside = 8 * examples  # the order that is trained on

@@ -60,19 +60,20 @@ def run(rank: int, faults: list[Fault], kills: bool, examples: int) -> dict[str,
     dataset, model = problem(examples)
     sampler, _, loader = set_up(dataset, model, batch_size=2, refresh=1, exchange_timeout=TIMEOUT)
     planner = sampler.session.planner
-    original, observe, send = planner.next_order, planner.observe, wire.Wire.send
+    original, observe, send = planner.next, planner.observe, wire.Wire.send
     waits: list[float] = []
     coordinated: list[bool] = []
     mine = [fault for fault in faults if fault[2] == rank]
     frozen = 0.0
 
-    def timed() -> None:
+    def timed(epoch: Any) -> Any:
         nonlocal frozen
         started, frozen = time.monotonic(), 0.0
-        original()
+        plan = original(epoch)
         waits.append(time.monotonic() - started - frozen)
         coordinated.append(planner.fault is None)
         wire.Wire.send, planner.observe = send, observe
+        return plan
 
     def lie(self: Any, rows: Any, *rest: Any) -> None:
         self._transport.send([torch.tensor([2**40, 0, 0, 0, -1])], 0, patience=2.0)
@@ -96,7 +97,7 @@ def run(rank: int, faults: list[Fault], kills: bool, examples: int) -> dict[str,
             else:
                 planner.observe = lambda indices, vectors: observe(indices, vectors * np.float32(np.nan))
 
-    planner.next_order = timed
+    planner.next = timed
     orders = []
     for epoch in range(EPOCHS):
         seen: list[int] = []

@@ -33,18 +33,20 @@ def disturbed(rank: int, who: int, what: str, shards: str) -> dict[str, Any]:
     sampler, _, loader = set_up(dataset, model, shards=shards, refresh=1, exchange_timeout=TIMEOUT)
     planner = sampler.session.planner
     orders, coordinated, waits = [], [], []
-    original = planner.next_order
+    original = planner.next
 
-    def timed() -> None:
+    def timed(epoch: Any) -> Any:
         started = time.monotonic()
-        original()
+        plan = original(epoch)
         waits.append(time.monotonic() - started)
         coordinated.append(planner.fault is None)
+        return plan
 
-    def alone() -> None:  # as one does that cannot read a verdict which the others read
-        agreed(time.monotonic() + TIMEOUT)
+    def alone(number: int, deadline: float) -> Any:  # as one does that cannot read a verdict which the others read
+        plan = agreed(number, time.monotonic() + TIMEOUT)
         if len(waits) == FAULT and planner.fault is None:
             planner._give_up(RankFault(0, "only here"))
+        return plan
 
     def frozen(limit: float) -> None:
         planner.transport.connect = connect
@@ -54,9 +56,9 @@ def disturbed(rank: int, who: int, what: str, shards: str) -> dict[str, Any]:
     connect = planner.transport.connect
     if rank == 1 and what == "lies, then 1 freezes":
         planner.transport.connect = frozen
-    planner.next_order, agreed = timed, planner._take_agreed
+    planner.next, agreed = timed, planner._agreed
     if rank == who and what == "leaves":
-        planner._take_agreed = lambda deadline: alone()
+        planner._agreed = alone
     for epoch in range(EPOCHS):
         orders += walk(model, sampler, loader, 1)
         if epoch == FAULT and rank == who:

@@ -34,8 +34,8 @@ def test_every_sketch_finds_its_example(options: dict) -> None:
 @pytest.mark.parametrize("chunk", [1, 40, 1 << 18])
 def test_sketches_that_travel_in_chunks_find_their_examples(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: with their inputs' prints beside them, several passes at a time, the last one smaller."""
-    monkeypatch.setattr(filing, "_is_far", lambda sketches: True)
-    monkeypatch.setattr(filing, "CHUNK", chunk)
+    monkeypatch.setattr(attribution, "_is_far", lambda sketches: True)
+    monkeypatch.setattr(attribution, "CHUNK", chunk)
     dataset, model, _, handle, loader = attached(examples=67)
     for _ in range(3):
         for batch in loader:

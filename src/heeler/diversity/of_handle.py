@@ -25,7 +25,7 @@ def of(handle: Handle) -> Diversity | None:
     rank 0, which has all sketches.
     """
     table = handle.table
-    if table is None or not handle.session.planner.sees_all or handle.sketcher.scale:
+    if table is None or not handle.session.planner.sees_all:
         return None
     with handle.session.planner.reading():
         if table.share_seen < ENOUGH_SEEN:
@@ -43,11 +43,6 @@ def advice(handle: Handle) -> str:
         return "the batch size that would still train well is not known: this order keeps no sketches of examples"
     if not session.planner.sees_all:
         return "the batch size that would still train well is not known here: ask rank 0, where all sketches meet"
-    if handle.sketcher.scale:
-        return (
-            "the batch size that would still train well is not known: sketches are of gradients as the optimizer "
-            "steps by them; heeler.diversity.measure tells it from the gradients themselves"
-        )
     found = of(handle)
     if found is None:
         return "the batch size that would still train well is not known: too few examples have been seen yet"

@@ -36,10 +36,12 @@ class Iterations:
 
     def is_look(self, epoch: Epoch) -> bool:
         """Whether an iteration that begins now is known not to train, so that it shows `epoch` and waits for nobody."""
-        if self._trains_with_gradients is not False and not torch.is_grad_enabled():
-            return True
         self.note()
-        return any(each.used for each in self._of(epoch)) and not self.is_over(epoch)
+        return self.is_known_look() or (any(each.used for each in self._of(epoch)) and not self.is_over(epoch))
+
+    def is_known_look(self) -> bool:
+        """Whether it is by gradients alone."""
+        return self._trains_with_gradients is not False and not torch.is_grad_enabled()
 
     def add(self, progress: Progress) -> None:
         """An iteration begins."""
@@ -84,7 +86,9 @@ class Iterations:
             last.trained = max(last.trained, last.handed_out)
         elif not (last.is_spent or (self.training.is_blind and last.was_read)):
             return
-        last.used, last.done = True, last.all_handed_out
+        # A trainer that looks ahead has the last batch before it has trained on the one before it.
+        trained = last.trained >= last.handed_out or not self.training.is_attached
+        last.used, last.done = True, last.all_handed_out and trained
 
     def _mark_used(self, progress: Progress) -> None:
         progress.used = True

@@ -328,6 +328,8 @@ class Session:
     def _begin(self) -> Progress:
         asked = self._asked_epoch
         endless = is_endless()
+        if not self.iterations.is_known_look():
+            self.drain()
         if endless or (asked is not None and asked > self.epoch.number) or not self.iterations.is_look(self.epoch):
             self._asked_epoch = None
             self._settle()
@@ -355,9 +357,11 @@ class Session:
 
     def _ended(self, progress: Progress) -> None:
         """A loop has read its iteration to the end: if it trained, the other workers need not wait for its next one."""
-        if progress.epoch is self.epoch and not progress.is_look and self.iterations.is_over(self.epoch):
+        if progress.epoch is self.epoch and not progress.is_look:
             self._settle()
-            self.planner.finish(self.epoch)
+            self.iterations.note()
+            if progress.done:
+                self.planner.finish(self.epoch)
 
     def _advance(self) -> None:
         """Make the next epoch."""

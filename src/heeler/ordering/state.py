@@ -86,6 +86,8 @@ def is_lazy(state: dict[str, Any]) -> bool:
 
 def check_state(state: dict[str, Any], examples: int) -> None:
     """Raise unless the leader's state of a session is complete and makes sense. examples: of all workers."""
+    if "rule" not in state:
+        raise StateError("this state is not the leader's: load what rank 0 saved, on every rank")
     for name, kind in _FIELDS.items():
         if name not in state:
             raise StateError(f"it lacks {name!r}")
