@@ -37,7 +37,7 @@ class Iterations:
     def is_look(self, epoch: Epoch) -> bool:
         """Whether an iteration that begins now is known not to train, so that it shows `epoch` and waits for nobody."""
         self.note()
-        return self.is_known_look() or (any(each.used for each in self._of(epoch)) and not self.is_over(epoch))
+        return self.is_known_look() or (bool(self._used(epoch)) and not self.is_over(epoch))
 
     def is_known_look(self) -> bool:
         """Whether it is by gradients alone."""
@@ -79,16 +79,14 @@ class Iterations:
         last = self._latest
         if last is None:
             return
-        if last.mark != self.training.count:
-            self._mark_used(last)
-        elif not last.observed and last.weights != self.training.weights:
-            self._mark_used(last)
-            last.trained = max(last.trained, last.handed_out)
-        elif not (last.is_spent or (self.training.is_blind and last.was_read)):
+        moved = not last.observed and last.weights != self.training.weights
+        if last.mark == self.training.count and not moved:
             return
+        self._mark_used(last)
+        if moved:
+            last.trained = max(last.trained, last.handed_out)
         # A trainer that looks ahead has the last batch before it has trained on the one before it.
-        trained = last.trained >= last.handed_out or not self.training.is_attached
-        last.used, last.done = True, last.all_handed_out and trained
+        last.done = last.all_handed_out and (last.trained >= last.handed_out or not self.training.is_attached)
 
     def _mark_used(self, progress: Progress) -> None:
         progress.used = True
@@ -105,14 +103,14 @@ class Iterations:
     def is_over(self, epoch: Epoch) -> bool:
         """Whether training in `epoch` has come to its end: the next iteration that trains is the next epoch's."""
         self.note()
-        used = [each for each in self._of(epoch) if each.used]
+        used = self._used(epoch)
         return bool(used) and (any(each.done or each.finished for each in used) or all(each.ended for each in used))
 
     def current(self, epoch: Epoch) -> Progress | None:
         """The iteration of `epoch` that training is in: the last that trained, or else the last that began."""
         self.note()
         found = list(self._of(epoch))
-        return next((each for each in reversed(found) if each.used), found[-1] if found else None)
+        return next(reversed(self._used(epoch)), found[-1] if found else None)
 
     @property
     def latest(self) -> Progress | None:
@@ -122,6 +120,10 @@ class Iterations:
     def others(self, progress: Progress) -> list[Progress]:
         """All but this one, the newest first: a pass may be about a batch of theirs."""
         return [each for each in reversed(self._all) if each is not progress]
+
+    def _used(self, epoch: Epoch) -> list[Progress]:
+        blind = self.training.is_blind
+        return [each for each in self._of(epoch) if each.used or each.is_spent or (blind and each.was_read)]
 
     def _of(self, epoch: Epoch) -> Iterator[Progress]:
         return (each for each in self._all if each.epoch is epoch)

@@ -133,18 +133,16 @@ class Session:
 
     def connect(self, source: SketchSource, ids: Ids | None = None) -> None:
         """Take sketches from `source` from now on, of as many dimensions as it has."""
-        if self.iterations.training.is_blind:  # what was only read may not have been trained on: it is given again
-            self.iterations.clear()
         self.links.open()
         self.planner.open(self.epoch)
         if self.links.workers is not None:
             agree(self.links.workers, {"the dimensions of a sketch": source.dim})
-        if self.rule.needs_vectors:
-            self._adopt_dim(source.dim)
         self.iterations.note()
-        self._source, self.ids = source, ids and self._ids_in_subset(ids)
         self.iterations.training.attach(source)
         self.iterations.attach_changed()
+        if self.rule.needs_vectors:
+            self._adopt_dim(source.dim)
+        self._source, self.ids = source, ids and self._ids_in_subset(ids)
         source.sketching = self.takes_sketches
 
     def disconnect(self) -> None:

@@ -238,9 +238,11 @@ class SharedPlanner(ABC):
         self._note(epoch.number, trained)
         if self.fault is not None or self._thread is None:
             return
-        timeout = self.transport.timeout
+        timeout, stage = self.transport.timeout, self._stage(epoch.number)
+        if self._closing is not None:  # through with the epoch: a rank that looked at the next one is no further
+            stage, trained = (epoch.number + 1) * STAGES, -1
         try:
-            absent = self._gathering.absent(self.transport.notices, self._stage(epoch.number), timeout)
+            absent = self._gathering.absent(self.transport.notices, stage, timeout)
             if absent:
                 warn(
                     "consolidate() has to be called on every rank at the same step, and rank %s did not call it (this "
