@@ -33,7 +33,8 @@ class LoaderProbe:
         self.drops_last: bool = bool(getattr(facts.batch_sampler, "drop_last", False))
         self.watches = facts.collates
         """Whether every batch is seen as it is handed out."""
-        self._iterator: weakref.ref[Any] = weakref.ref(iterator)
+        me = weakref.ref(self)
+        self._iterator: weakref.ref[Any] = weakref.ref(iterator, lambda _: (probe := me()) and probe.left())
         self._pass = private.pass_of(iterator)
         self._before = private.batches_yielded(iterator)
         self._handed_out = 0
@@ -90,6 +91,11 @@ class LoaderProbe:
     def end(self) -> None:
         """The loop has asked for more batches than there are."""
         self.progress.end()
+
+    def left(self) -> None:
+        """The iterator is gone. If it had drawn everything, nobody else says so."""
+        if self.progress.all_drawn:
+            self.progress.left()
 
 
 _probes: weakref.WeakKeyDictionary[Any, LoaderProbe] = weakref.WeakKeyDictionary()

@@ -56,8 +56,11 @@ class Planner(Protocol):
     def start(self, epoch: Epoch) -> None:
         """Begin to work on the order after `epoch` while that goes on."""
 
-    def finish(self, epoch: Epoch) -> None:
-        """This worker's training of `epoch` has come to its end; waits for nobody."""
+    def finish(self, epoch: Epoch, *, may_go_on: bool = False) -> None:
+        """This worker's training of `epoch` has come to its end; waits for nobody.
+
+        may_go_on: it was left in the middle, and a state that is saved now goes on there.
+        """
 
     def next(self, epoch: Epoch) -> Plan:
         """Close `epoch`; returns the order of the next one."""
@@ -134,7 +137,7 @@ class LocalPlanner:
         self._solving = thread.submit(self.rule.solve)
         thread.close(wait=0.0)  # it ends with its task
 
-    def finish(self, epoch: Epoch) -> None:
+    def finish(self, epoch: Epoch, *, may_go_on: bool = False) -> None:
         """Nobody waits for this worker."""
 
     def next(self, epoch: Epoch) -> Plan:

@@ -9,6 +9,8 @@ batch is the oldest one that was handed out and not yet claimed.
 from __future__ import annotations
 
 import operator
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,7 +41,8 @@ class Progress:
     ids: tells the indices of a batch's examples from the batch, where the user knows better.
     records: whether sketches will be stored in this epoch. If not, batches are counted as they are handed out, which is
     all that positions need: nobody asks what is in them, and nothing keeps their tensors.
-    on_batch, on_end: called as a batch is handed out, and as the loop reaches the iteration's end.
+    on_batch, on_end, on_left: called as a batch is handed out, as the loop reaches the iteration's end, and as it is left
+    before that.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Progress:
         records: bool = True,
         on_batch: Callable[[Progress], None] = lambda progress: None,
         on_end: Callable[[Progress], None] = lambda progress: None,
+        on_left: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.epoch, self.indices, self.length, self.start = epoch, epoch.order, len(epoch.order), epoch.start
         self.with_gradients = torch.is_grad_enabled()
@@ -83,7 +87,8 @@ class Progress:
         """The loader's batch sampler takes them in another order than it draws them."""
         self.finished = False
         """The loop has read it to its end."""
-        self._on_batch, self._on_end = on_batch, on_end
+        self._on_batch, self._on_end, self._on_left = on_batch, on_end, on_left
+        self._thread = threading.get_ident()
         self._given = self.start
         self._ids = ids
         self._batch_size = batch_size
@@ -108,6 +113,8 @@ class Progress:
                 self.end()
         finally:
             self._open = False
+            if not self._exhausted:
+                self.left()
 
     def _meet_loader(self) -> None:
         self._loader = find_loader(self)
@@ -127,6 +134,11 @@ class Progress:
             self.finished = True
             self._on_end(self)
 
+    def left(self) -> None:
+        """Its loop was left, so that nobody can read on. Told as its iterator goes, perhaps in another thread."""
+        if not self.finished and threading.get_ident() == self._thread and not sys.is_finalizing():
+            self._on_left(self)
+
     def release(self) -> None:
         """Hold no batch any more."""
         self.recent.clear()
@@ -135,6 +147,11 @@ class Progress:
     def ended(self) -> bool:
         """Whether nobody can read on: it was read to its end, or its loop was left."""
         return not self._open and (self.finished or self._loader is None or self._loader.is_done_with(self))
+
+    @property
+    def all_drawn(self) -> bool:
+        """Whether every index was drawn."""
+        return self._exhausted
 
     @property
     def all_handed_out(self) -> bool:

@@ -144,6 +144,7 @@ class Session:
             self._adopt_dim(source.dim)
         self._source, self.ids = source, ids and self._ids_in_subset(ids)
         source.sketching = self.takes_sketches
+        self._finish_if_over()
 
     def disconnect(self) -> None:
         """Take what waits, and no more sketches after it; what was seen stays. Holds no tensor or thread any more."""
@@ -344,6 +345,7 @@ class Session:
             records=self.is_attached and self.takes_sketches,
             on_batch=self._handed_out,
             on_end=self._ended,
+            on_left=self._left,
         )
         self.iterations.add(progress)
         return progress
@@ -360,6 +362,17 @@ class Session:
             self.iterations.note()
             if progress.done:
                 self.planner.finish(self.epoch)
+
+    def _left(self, progress: Progress) -> None:
+        """A loop was left in the middle: the same, if nobody else trains in this epoch."""
+        if progress.epoch is self.epoch and not progress.is_look and self.links.workers is not None:
+            self.drain()
+            self._finish_if_over()
+
+    def _finish_if_over(self) -> None:
+        if self.iterations.is_over(self.epoch):
+            self._settle()
+            self.planner.finish(self.epoch, may_go_on=not self.progress.over)
 
     def _advance(self) -> None:
         """Make the next epoch."""

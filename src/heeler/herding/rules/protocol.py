@@ -64,6 +64,10 @@ class OrderingRule(ABC):
     def state_dict(self) -> dict[str, Any]:
         """All state, the random numbers' too, as a copy: arrays, numbers, strings and dicts of these."""
 
+    def state_before_close(self) -> dict[str, Any]:
+        """What `next_order` changes of `state_dict`: laid over a later one, it takes that close back."""
+        return self.state_dict()
+
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken."""

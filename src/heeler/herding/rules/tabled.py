@@ -38,6 +38,9 @@ class TabledRule(FilesVectors):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "table": {name: np.array(own) for name, own in self.table.state_dict().items()}}
 
+    def state_before_close(self) -> dict[str, Any]:
+        return super().state_dict()  # the rows stay
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.table.restore(state["table"])

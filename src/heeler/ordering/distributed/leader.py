@@ -31,6 +31,8 @@ class Leader(SharedPlanner):
         # An online rule over one dealt order needs the epoch's sketches in that order, so they wait for its end.
         waits = self.partition.shard_sizes is None and not self.rule.keeps_table
         self._stash: list[Rows] | None = [] if waits else None
+        self._before: tuple[dict[str, Any], Rows] | None = None
+        """Of an epoch that was left in the middle and closed since: the rule's state without that, and the stash."""
         self._trained = 0
         self._gathered: tuple[tuple[int, int], list[int]] = ((-1, -1), [])  # when they were brought together, positions
 
@@ -44,6 +46,9 @@ class Leader(SharedPlanner):
                 self._late, self._waiting = [], []
             state = order_state(self.rule, epoch.plan.whole, self._closed, self.partition)
             stash = join(self._stash or [], self._dim)
+            if self._before is not None:
+                state |= {"rule": {**state["rule"], **self._before[0]}, "closed": False}
+                stash = self._before[1]
             return {
                 **state,
                 "first_epoch": self._first_epoch,
@@ -61,11 +66,16 @@ class Leader(SharedPlanner):
     def _note(self, number: int, trained: int) -> None:
         self._trained = trained
 
+    def next(self, epoch: Epoch) -> Plan:
+        plan = super().next(epoch)
+        self._before = None
+        return plan
+
     def _plan(self, part: IntArray, whole: IntArray) -> Plan:
         return Plan(part, whole)
 
     def _resume(self, state: dict[str, Any]) -> None:
-        self._trained = state.get("trained", 0)
+        self._trained, self._before = state.get("trained", 0), None
         positions = state.get("positions", [])
         if len(positions) == self.transport.size:
             self._gathered = (state["epoch"], self._trained), positions[1:]
@@ -138,6 +148,8 @@ class Leader(SharedPlanner):
         started = time.perf_counter()
         with self._using_rule:
             if not self._closed:  # it is, if the ranks parted after the last solve
+                if self._may_go_on:
+                    self._before = self.rule.state_before_close(), join(self._stash or [], self._dim)
                 if self._stash is not None:
                     self._feed_in_order(epoch)
                 self.rule.next_order()

@@ -89,6 +89,7 @@ class SharedPlanner(ABC):
         self._seed, self._peers, self._dim = seed, peers, dim
         self._closed = False  # rule.order is the next epoch's already
         self._all_closed = False  # and on every rank, since a state was loaded
+        self._may_go_on = False  # the epoch was left in the middle: a state that is saved takes the close back
         self._wire = Wire(transport, len(rule.order), dim, halves=rule.keeps_table)
         longest = max(partition.shard_sizes or (self._length,))
         numbers = len(rule.order) * dim if rule.keeps_table else 0
@@ -165,9 +166,10 @@ class SharedPlanner(ABC):
         if self._rounds_begun == self._rounds.count:
             self._begin_close(epoch)
 
-    def finish(self, epoch: Epoch) -> None:
+    def finish(self, epoch: Epoch, *, may_go_on: bool = False) -> None:
         """Begin all that is left to do for the next order, so that no rank has to wait for this one's loop."""
         if self.fault is None and self._thread is not None:
+            self._may_go_on = may_go_on and self._closing is None
             while self._rounds_begun < self._rounds.count:
                 self._begin_round(epoch)
             if self._closing is None:
@@ -197,7 +199,7 @@ class SharedPlanner(ABC):
             part = torch.from_numpy(np.array(plan.part, np.int64))
             self._peers.tell_each(part, range(1, self._peers.size))  # one that lags takes it when it gets there
         self._late, self._waiting = [*self._late, *self._waiting], []
-        self._closed = self._all_closed = self._first_epoch = False
+        self._closed = self._all_closed = self._first_epoch = self._may_go_on = False
         self._closing, self._rounds_begun = None, 0
         self._note(number + 1, 0)
         self._times["waited_seconds"] = time.perf_counter() - started
@@ -267,10 +269,10 @@ class SharedPlanner(ABC):
         self._first_epoch = state.get("first_epoch", True)  # a state of a single process does not say
         self._late, self._waiting = [], []
         self._resume(state)
-        if self._last_task is not None:  # epochs come again: their numbers must not meet what was said of them before
-            self.close(None)
-            self.transport.close()
-            self.open(None)
+        # Epochs come again: their numbers must not meet what was said of them before. Every rank loads, so all do this.
+        self.close(None)
+        self.transport.close()
+        self.open(None)
         return self._plan(self.partition.part(order), order), same
 
     def metrics(self) -> dict[str, float]:
