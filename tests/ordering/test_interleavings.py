@@ -63,22 +63,30 @@ def logical_path(plan: list[Operation], ranks: int) -> list[int]:
     path: list[int] = []
     saved: tuple[list[int], bool] = [], False
     goes_on = False  # the last epoch does, after a load in its middle
+    moved_on = False  # rank 0, whose state is saved, has looked at the epoch after one that was left
     for operation in plan:
+        moved_on = operation.kind not in ("train", "load") and (moved_on or moves_on(operation.kind, operation.rank))
         if operation.kind == "train":
+            if goes_on and operation.steps <= path[-1]:
+                continue
             if not goes_on:
                 path.append(0)
             goes_on = False
-            begun = path[-1]
-            end = max(begun, operation.steps)
+            begun, end = path[-1], operation.steps
             for step, what, _ in operation.inside:
                 if what == "save" and begun < step <= end:
                     saved = [*path[:-1], step], True
             path[-1] = end
         elif operation.kind == "save":
-            saved = list(path), bool(path) and path[-1] < whole
+            saved = list(path), bool(path) and path[-1] < whole and not moved_on
         elif operation.kind == "load":
             path, goes_on = list(saved[0]), saved[1]
     return path
+
+
+def moves_on(kind: str, rank: int) -> bool:
+    """Whether rank 0 looks in a way that nobody can tell from the beginning of an epoch."""
+    return kind in ("evaluate with gradients", "peek", "kept peek") and rank in (-1, 0)
 
 
 class Run:
@@ -91,7 +99,7 @@ class Run:
         self.handle = heeler.attach(self.model, self.sampler, reduction="sum")
         self.loader = DataLoader(self.dataset, batch_size=BATCH, sampler=self.sampler, **loader)
         self.trained: list[list[int]] = []
-        self.goes_on = False
+        self.goes_on = self.moved_on = False
         self.whole = -(-EXAMPLES // (ranks * BATCH))
         self.saved: tuple[Any, list[list[int]], bool] = self.handle.state_dict(), [], False
         self.slowest = 0.0
@@ -99,6 +107,8 @@ class Run:
         self.save()
 
     def do(self, operation: Operation) -> None:
+        kept = operation.kind not in ("train", "load")
+        self.moved_on = kept and (self.moved_on or moves_on(operation.kind, operation.rank))
         if operation.kind == "train":
             self.train(operation)
         elif operation.kind == "load":
@@ -117,12 +127,12 @@ class Run:
             self.look(operation.kind, operation.rank)
 
     def train(self, operation: Operation) -> None:
+        if self.goes_on and operation.steps <= -(-len(self.trained[-1]) // BATCH):
+            return
         if not self.goes_on:
             self.trained.append([])
         self.goes_on = False
         seen, step = self.trained[-1], -(-len(self.trained[-1]) // BATCH)
-        if step >= max(step, operation.steps):
-            return
         for inputs, targets in self.loader:
             start = len(seen)
             seen += self.sampler.indices[start : start + len(inputs)].tolist()
@@ -157,7 +167,7 @@ class Run:
 
     def save(self) -> None:
         self.handle.consolidate()
-        unfinished = bool(self.trained) and len(self.trained[-1]) < len(self.sampler)
+        unfinished = bool(self.trained) and len(self.trained[-1]) < len(self.sampler) and not self.moved_on
         self.saved = self.handle.state_dict(), [list(epoch) for epoch in self.trained], unfinished
 
 

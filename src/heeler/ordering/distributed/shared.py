@@ -228,7 +228,9 @@ class SharedPlanner(ABC):
             # So that the leader does not go on waiting, in this process or another; the members find out by that.
             self.transport.notices.decide_later(verdict_key(self._number), abort(self._failed))
         thread.close(CLOSE_PATIENCE)
-        self._closing, self._rounds_begun = None, 0
+        agreed = self._closing is not None and self._closing.done() and self._closing.exception() is None
+        if not agreed:  # else the others may have gone on with that order already
+            self._closing, self._rounds_begun = None, 0
 
     def forget(self, indices: IntArray) -> None:
         numbers = indices + self.partition.offset()
@@ -264,15 +266,19 @@ class SharedPlanner(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Plan, bool]:
         order, same = resumed_order(state, self.partition)
-        self.rule.load_state_dict(state["rule"])
-        self._closed = self._all_closed = state["closed"]
-        self._first_epoch = state.get("first_epoch", True)  # a state of a single process does not say
-        self._late, self._waiting = [], []
-        self._resume(state)
-        # Epochs come again: their numbers must not meet what was said of them before. Every rank loads, so all do this.
+        # Nothing under way may meet what is loaded. And epochs come again, whose numbers must not meet what was said of
+        # them before: so the ranks leave each other, and connect again. Every rank loads, so all of them do.
         self.close(None)
         self.transport.close()
-        self.open(None)
+        try:
+            self.rule.load_state_dict(state["rule"])
+            self._closing, self._rounds_begun = None, 0
+            self._closed = self._all_closed = state["closed"]
+            self._first_epoch = state.get("first_epoch", True)  # a state of a single process does not say
+            self._late, self._waiting, self._forgotten = [], [], []
+            self._resume(state)
+        finally:
+            self.open(None)
         return self._plan(self.partition.part(order), order), same
 
     def metrics(self) -> dict[str, float]:
