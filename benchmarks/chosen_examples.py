@@ -18,6 +18,7 @@ import numpy as np
 
 import heeler
 from experiments.folder import Folder
+from experiments.subset_methods import select
 from experiments.subsets import Setting, left_behind, loaded, parted, trained
 from experiments.tasks import get_task
 from experiments.tasks.base import settings
@@ -55,7 +56,7 @@ def measure(folder: Folder, fractions: list[float], seeds: int) -> dict[str, Any
             rows, labels = table[pool], task.labels(examples).numpy()[pool]
             for method in METHODS:
                 for fraction in fractions:
-                    chosen = heeler.select(rows, fraction, method, labels=labels, target=table[held], seed=seed)
+                    chosen = select(rows, fraction, method, labels=labels, target=table[held], seed=seed)
                     weights = chosen.weights / chosen.weights.mean()
                     test = trained(task, setting, examples, pool[chosen.indices], weights, seed)
                     measures = {**described(rows, chosen), "test_accuracy": test["test_accuracy"]}

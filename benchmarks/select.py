@@ -47,7 +47,7 @@ def bench_select(
     """
     small, _ = mixture(2048, dim, dtype, seed)
     for method in methods:
-        heeler.select(small, 0.1, method, target=small[:64])
+        heeler.select(small, 0.1, method)
     gather_sum(small, np.arange(len(small)))
     table, _ = mixture(examples, dim, dtype, seed)
     load = os.getloadavg()[0]
@@ -57,7 +57,7 @@ def bench_select(
         before = peak_bytes()
         runs: list[tuple[float, float, Any]] = []
         while len(runs) < repeats and (not runs or sum(clock for clock, *_ in runs) < PATIENCE):
-            runs.append(_clocked(partial(heeler.select, table, fraction, method, target=table[:64], seed=seed)))
+            runs.append(_clocked(partial(heeler.select, table, fraction, method, seed=seed)))
         seconds, working, chosen = min(runs, key=lambda run: run[0])
         found[method] = {
             "seconds": seconds,
@@ -83,10 +83,12 @@ def slopes(table: Array, methods: Sequence[str], halvings: Sequence[int], seeds:
 
     slope: of log error over log k, by least squares; random subsets have −½, the theory of balancing −1.
     """
+    from experiments.subset_methods import select as choose
+
     sizes = [len(table) >> m for m in halvings]
     out: dict[str, Any] = {"sizes": sizes}
     for method in methods:
-        found = [[heeler.select(table, k, method, seed=seed) for seed in range(seeds)] for k in sizes]
+        found = [[choose(table, k, method, seed=seed) for seed in range(seeds)] for k in sizes]
         for name in ("error", "mmd"):
             values = np.array([[getattr(one, name) for one in own] for own in found])
             means = np.exp(np.log(values).mean(axis=1))

@@ -30,7 +30,7 @@ import numpy as np
 import heeler
 from benchmarks.select import mixture
 from heeler.herding.validate import Array
-from heeler.selection.matching import PENALTY
+from heeler.selection.gradmatch import PENALTY
 
 Chosen = tuple[Array, Array | None]
 """(indices, weights)"""

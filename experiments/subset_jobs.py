@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-import heeler
 from experiments.crew import Say, in_processes
 from experiments.folder import Folder
+from experiments.subset_methods import METHODS, select
 from experiments.subsets import ALL, FRACTIONS, Record, Setting, described, left_behind, measured
 from experiments.tasks import get_task
 from experiments.tasks.base import settings
-from heeler.selection import METHODS
 
 TABLE = "table"
 """The job that a seed's other jobs wait for, but for training on all."""
@@ -76,7 +75,7 @@ def entry_jobs(entry: dict[str, Any], device: str | None = None) -> list[Job]:
     run = settings(get_task(entry["task"]), "herd", **changes)
     given = {name: entry[name] for name in ("steps", "warm_up", "weighted") if name in entry}
     setting = Setting(run, **given)
-    methods, fractions = entry.get("methods", tuple(METHODS)), entry.get("fractions", FRACTIONS)
+    methods, fractions = entry.get("methods", METHODS), entry.get("fractions", FRACTIONS)
     unknown = [method for method in methods if method not in METHODS]
     if unknown:
         raise ValueError(f"there is no method {unknown[0]!r}: choose among {', '.join(METHODS)}")
@@ -199,7 +198,7 @@ def compile_methods(methods: Iterable[str]) -> None:
     """Have every loop compiled and kept on disk once, rather than by all processes at the same time."""
     rows = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
     for method in sorted(set(methods) & set(METHODS)):
-        heeler.select(rows, 0.25, method, labels=np.arange(64) % 2, target=rows[:8])
+        select(rows, 0.25, method, labels=np.arange(64) % 2, target=rows[:8])
 
 
 def collected(jobs: Sequence[Job], place: Place) -> dict[str, Record]:

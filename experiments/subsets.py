@@ -1,4 +1,4 @@
-"""Training on a subset: every method of `heeler.select` beside random and stratified ones, at the same budget of steps.
+"""Training on a subset: every method beside random and stratified ones, at the same budget of steps.
 
 One run per seed on all examples leaves the table behind. A tenth of the training examples, drawn at random, is held
 back for validation: their rows are the `target`, and nothing is chosen among them. Then a new model is trained from
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import heeler
 from experiments.folder import Folder
 from experiments.setup import Run
+from experiments.subset_methods import select
 from experiments.tasks import Examples, Task, get_task
 from experiments.training import layers_of, optimizer_of, set_precision, versions
 
@@ -91,7 +92,7 @@ def measured(
     rows, target = table[pool], table[held]
     start = time.perf_counter()
     try:
-        chosen = heeler.select(rows, fraction, method, labels=labels if by_class else None, target=target, seed=seed)
+        chosen = select(rows, fraction, method, labels=labels if by_class else None, target=target, seed=seed)
     except ValueError as error:
         return {**record, "refused": str(error)}
     record["select_seconds"] = time.perf_counter() - start

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from experiments.subset_methods import METHODS
 from experiments.subsets import FRACTIONS
 from experiments.tasks import TASKS
-from heeler.selection import METHODS
 
 
 def subsets(

@@ -1,6 +1,7 @@
 """`Sampler(subset=...)`: the chosen examples, each once per epoch, in the dataset's numbers, filed under their own."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,20 @@ def set_up(subset: Any = CHOSEN, order: str = "herd", **options: Any) -> tuple[A
     return dataset, model, sampler, handle, DataLoader(dataset, batch_size=BATCH, sampler=sampler)
 
 
-def selection(rows: Any = None, k: int = 30) -> heeler.Selection:
-    return heeler.select(np.random.default_rng(2).standard_normal((N, 5)) if rows is None else rows, k)
+@dataclass
+class Weighted:
+    """As `heeler.select` returns them; the core's tests do without it."""
+
+    indices: np.ndarray
+    weights: np.ndarray
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"method": "ours", "indices": self.indices.tolist(), "weights": self.weights.tolist()}
+
+
+def selection() -> Weighted:
+    rng = np.random.default_rng(2)
+    return Weighted(rng.permutation(N)[:30], rng.permutation([2.0] * 23 + [3.0] * 7))  # weights add up to N
 
 
 @pytest.mark.parametrize("order", rule_names())
@@ -331,28 +344,6 @@ def test_a_state_of_a_subset_does_not_grow() -> None:
         heeler.grow(set_up()[3].state_dict(), N + 10)
 
 
-def test_selecting_again_names_the_datasets_examples(tmp_path: Any) -> None:
-    _, model, sampler, handle, loader = set_up()
-    for batch in loader:
-        backward(model, batch)
-    again = heeler.select(handle, 10, "norm", labels=LABELS)
-    assert set(again.indices) <= set(CHOSEN)
-    norms = np.linalg.norm(handle.table.rows.astype(np.float64), axis=1)
-    for label in range(3):
-        own = sampler.subset[LABELS[sampler.subset] == label]
-        longest = own[np.argsort(-norms[LABELS[sampler.subset] == label])]
-        picked = [index for index in again.indices if LABELS[index] == label]
-        assert set(picked) == set(longest[: len(picked)])
-    assert again.scores.shape == (N,)
-    assert np.isnan(again.scores).sum() == N - 30
-    assert again.weights.sum() == pytest.approx(30)
-    heeler.save(handle, tmp_path / "state")
-    for source in (tmp_path / "state", handle.state_dict(), heeler.selection.rows_of(handle)):
-        np.testing.assert_array_equal(heeler.select(source, 10, "norm", labels=LABELS).indices, again.indices)
-    with pytest.raises(ValueError, match=r"labels have shape \(30,\), the dataset of this subset has 67"):
-        heeler.select(handle, 10, labels=LABELS[CHOSEN])
-
-
 def test_a_rule_of_your_own_orders_the_subset() -> None:
     rule = heeler.herding.make_rule("random", 30)
     assert sorted(heeler.Sampler(N, batch_size=BATCH, order=rule, subset=CHOSEN)) == sorted(CHOSEN.tolist())
@@ -379,9 +370,8 @@ def test_a_sampler_of_all_examples_comes_back_between_subsets() -> None:
         rows = handle.table.rows.astype(np.float32) / handle.table.scale
         assert handle.table.seen.all()
         np.testing.assert_allclose(rows, np.stack([before[i] for i in range(N)]), rtol=2e-3, atol=2e-3)
-        chosen = heeler.select(handle, 20)
         handle.detach()
-        part = heeler.Sampler(dataset, batch_size=BATCH, subset=chosen)
+        part = heeler.Sampler(dataset, batch_size=BATCH, subset=np.random.default_rng(cycle).permutation(N)[:20])
         handle = heeler.attach(model, part)
         for _ in range(2):
             for batch in DataLoader(dataset, batch_size=BATCH, sampler=part):

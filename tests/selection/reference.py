@@ -72,19 +72,6 @@ def matching_pursuit(rows, k, penalty):
     return taken, w
 
 
-def glister(rows, target, k):
-    """Gains against a validation gradient that is recomputed after every choice."""
-    fisher = sum(np.outer(v, v) for v in target) / len(target)
-    rate = 1 / (k * np.linalg.eigvalsh(fisher)[-1])
-    chosen = []
-    for _ in range(k):
-        moved = rate * rows[chosen].sum(axis=0)
-        gradient = target.mean(axis=0) - fisher @ moved
-        free = [i for i in range(len(rows)) if i not in chosen]
-        chosen.append(max(free, key=lambda i: rows[i] @ gradient))
-    return chosen
-
-
 def kt_split(gram, uniforms, delta=0.5):
     """KT-split: every level halves every set by adaptive coins. gram (n, n) kernel values."""
     n, m = len(gram), len(uniforms)
@@ -128,31 +115,6 @@ def kt_swap(gram, sets):
         free = [i for i in range(n) if i not in others]
         own[place] = min(free, key=lambda i: mmd2(gram, [*others, i]))
     return own
-
-
-def coverage_counts(scores, k, hardest, bins):
-    """How many each bin of the norm's range gives, smallest bin first, as {bin: count}."""
-    order = sorted(range(len(scores)), key=lambda i: scores[i])
-    kept = order[: max(len(scores) - int(hardest * len(scores)), k)]
-    low, high = min(scores[i] for i in kept), max(scores[i] for i in kept)
-    where = {i: min(int((scores[i] - low) / (high - low) * bins), bins - 1) for i in kept}
-    sizes = {place: list(where.values()).count(place) for place in set(where.values())}
-    given, left = {}, k
-    for number, place in enumerate(sorted(sizes, key=lambda place: (sizes[place], place))):
-        given[place] = min(sizes[place], left // (len(sizes) - number))
-        left -= given[place]
-    return where, given
-
-
-def sparse_objective(points, c, penalty, diversity, locality):
-    """The objective of `sparse` for rows of mean square 1."""
-    distance = np.linalg.norm(points[:, None] - points[None], axis=2)
-    distance = distance / distance.mean()
-    units = points / np.linalg.norm(points, axis=1)[:, None]
-    fit = 0.5 * ((points - c @ points) ** 2).sum()
-    groups = sum(np.linalg.norm(c[:, j]) for j in range(len(points)))
-    alike = np.trace(c @ units @ units.T @ c.T)
-    return fit + penalty * groups + diversity / 2 * alike + locality * (distance * c).sum()
 
 
 def error(rows, indices, weights):

@@ -19,15 +19,14 @@ def run(*words):
 def test_files_and_picture(tmp_path):
     handle, _ = trained()
     heeler.save(handle, tmp_path / "state")
-    chosen = heeler.select(handle, 0.2, "norm", seed=3)
-    words = (tmp_path / "state", "--k", "0.2", "--method", "norm", "--seed", 3)
+    chosen = heeler.select(handle, 0.2, "facility", seed=3)
+    words = (tmp_path / "state", "--k", "0.2", "--method", "facility", "--seed", 3)
     found = run(*words, "--out", tmp_path / "a.csv", "--picture", tmp_path / "a.png")
     assert found.exit_code == 0, found.output
     assert found.output.strip() == str(chosen)
     rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
     assert [int(row["index"]) for row in rows] == chosen.indices.tolist()
     assert [float(row["weight"]) for row in rows] == chosen.weights.tolist()
-    assert [float(row["score"]) for row in rows] == chosen.scores[chosen.indices].tolist()
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     run(*words, "--out", tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text()) == chosen.as_dict()
@@ -36,9 +35,8 @@ def test_files_and_picture(tmp_path):
 def test_arrays(tmp_path):
     np.save(tmp_path / "rows.npy", ROWS[:, :1])  # one column still makes a picture
     np.save(tmp_path / "labels.npy", np.arange(30) % 3)
-    np.save(tmp_path / "target.npy", ROWS[:4, :1])
-    words = ("--labels", tmp_path / "labels.npy", "--target", tmp_path / "target.npy", "--picture", tmp_path / "a.png")
-    found = run(tmp_path / "rows.npy", "--k", 6, "--method", "glister", *words, "--out", tmp_path / "a.csv")
+    words = ("--labels", tmp_path / "labels.npy", "--picture", tmp_path / "a.png")
+    found = run(tmp_path / "rows.npy", "--k", 6, "--method", "stratified", *words, "--out", tmp_path / "a.csv")
     assert found.exit_code == 0, found.output
     assert (tmp_path / "a.csv").read_text().splitlines()[0] == "index,weight"
 

@@ -1,15 +1,18 @@
 """What cannot be selected from is refused, with advice; and where tables come from."""
 
+import json
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import heeler
 from heeler.herding import SketchTable
-from heeler.selection import proportional_parts, static
+from heeler.selection import methods, proportional_parts, rows_of
 
 ROWS = np.random.default_rng(0).standard_normal((30, 5)).astype(np.float32)
 
@@ -32,8 +35,6 @@ def test_rows():
     bad[7, 2], bad[9, 0] = np.nan, np.inf
     with pytest.raises(ValueError, match=r"2 of 30 rows hold NaN or infinity, examples 7, 9: .*Leave them out"):
         heeler.select(bad, 3)
-    with pytest.raises(ValueError, match="target rows hold NaN"):
-        heeler.select(ROWS, 3, "influence", target=bad)
     with pytest.raises(ValueError, match=r"shape \(N, K\)"):
         heeler.select(ROWS[0], 3)
     with pytest.raises(ValueError, match="convert with astype"):
@@ -55,18 +56,11 @@ def test_labels():
     assert sorted(names[heeler.select(ROWS, 3, "stratified", labels=names).indices]) == ["a", "b", "c"]
 
 
-def test_target_and_method():
-    with pytest.raises(ValueError, match=r"give target=, an array \(V, 5\)"):
-        heeler.select(ROWS, 3, "glister")
-    with pytest.raises(ValueError, match="same projections"):
-        heeler.select(ROWS, 3, "influence", target=ROWS[:, :4])
+def test_method():
     with pytest.raises(ValueError, match="no method 'craig': choose among random"):
         heeler.select(ROWS, 3, "craig")
-    with pytest.raises(ValueError, match="their mean is zero"):
-        heeler.select(ROWS, 3, "influence", target=np.zeros((2, 5), np.float32))
-    for method in ("match", "sparse"):
-        with pytest.raises(ValueError, match="all rows are zero"):
-            heeler.select(np.zeros((9, 2)), 3, method)
+    with pytest.raises(ValueError, match="all rows are zero"):
+        heeler.select(np.zeros((9, 2)), 3, "match")
 
 
 def test_parts():
@@ -99,14 +93,13 @@ def test_memory_mapped_and_torch(tmp_path):
         assert np.array_equal(heeler.select(source, 8).indices, whole.indices)
 
 
-def test_a_table_in_half_precision_is_scaled_back():
+def test_a_table_in_half_precision_chooses_as_its_rows_do():
     table = SketchTable(30, 5)
     table.put(np.arange(30), ROWS * 1e-5)
     assert table.scale != 1
-    chosen = heeler.select(table, 8, "norm")
-    assert chosen.scores == pytest.approx(np.linalg.norm(ROWS * 1e-5, axis=1), rel=1e-2)
-    first, second = (heeler.select(s, 8, "glister", target=t) for s, t in ((table, ROWS * 1e-5), (ROWS, ROWS)))
+    first, second = (heeler.select(source, 8, "facility") for source in (table, ROWS))
     assert first.indices.tolist() == second.indices.tolist()
+    assert first.error == pytest.approx(second.error, rel=1e-2)
 
 
 def test_unseen_examples_are_refused():
@@ -141,12 +134,13 @@ def trained(order="herd", size=30, batch=8):
 
 def test_a_handle_and_its_saved_state(tmp_path):
     handle, own = trained()
-    chosen = heeler.select(handle, 10, "norm")
+    chosen = heeler.select(handle, 10, "facility")
     heeler.save(handle, tmp_path / "state")
     for source in (tmp_path / "state", str(tmp_path / "state"), handle.state_dict(), handle.table):
-        assert np.array_equal(heeler.select(source, 10, "norm").indices, chosen.indices)
-    # A short last batch (6 of 8) counts the same: every score is its example's own gradient norm.
-    assert chosen.scores == pytest.approx(np.linalg.norm(own, axis=1), rel=2e-3)
+        assert np.array_equal(heeler.select(source, 10, "facility").indices, chosen.indices)
+    # A short last batch (6 of 8) counts the same: every row is as long as its example's own gradient.
+    lengths = np.sqrt(rows_of(handle).squares) / handle.table.scale
+    assert lengths == pytest.approx(np.linalg.norm(own, axis=1), rel=2e-3)
 
 
 def test_a_handles_table_is_held_while_it_is_read(monkeypatch):
@@ -159,7 +153,12 @@ def test_a_handles_table_is_held_while_it_is_read(monkeypatch):
 
     monkeypatch.setattr(handle.session, "drain", checked)
     monkeypatch.setattr(handle.session.planner, "reading", lambda: lock)
-    monkeypatch.setitem(heeler.selection.METHODS, "spy", lambda p: held.append(lock.locked()) or static.random(p))
+
+    def spy(rows, rng):
+        held.append(lock.locked())
+        return methods.random(rows, rng)
+
+    monkeypatch.setitem(methods.METHODS, "spy", spy)
     heeler.select(handle, 3, "spy")
     assert held == [True]
     assert not lock.locked()
@@ -188,7 +187,7 @@ before = (np.geterr(), np.get_printoptions(), random.getstate(), np.random.get_s
 import heeler
 rows = np.random.default_rng(0).standard_normal((40, 3))
 for method in heeler.selection.METHODS:
-    heeler.select(rows, 8, method, labels=np.arange(40) % 2, target=rows[:5])
+    heeler.select(rows, 8, method, labels=np.arange(40) % 2)
 after = (np.geterr(), np.get_printoptions(), random.getstate(), np.random.get_state()[1].tolist())
 assert before[:4] == after, "changed"
 assert "torch" not in sys.modules
@@ -201,7 +200,16 @@ def test_import_is_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_core_does_not_know_of_it():
+    source = Path(heeler.__file__).parent
+    files = [path for name in ("herding", "ordering", "sketch") for path in (source / name).rglob("*.py")]
+    assert len(files) > 20
+    assert not [str(path) for path in files if re.search(r"import.*selection|from heeler.selection", path.read_text())]
+
+
 def test_its_words():
-    chosen = heeler.select(ROWS, 8, "norm")
-    assert str(chosen).startswith("norm: 8 examples, weights 3.75 to 3.75; error ")
-    assert len(chosen.as_dict()["scores"]) == 8
+    chosen = heeler.select(ROWS, 8, "random")
+    assert str(chosen).startswith("random: 8 examples, weights 3.75 to 3.75; error ")
+    plain = json.loads(json.dumps(chosen.as_dict()))
+    assert plain["indices"] == chosen.indices.tolist()
+    assert plain["random_mmd"] == {"mean": chosen.random_mmd.mean, "sd": chosen.random_mmd.sd}

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import heeler
+from experiments.subset_methods import linear, select
 from heeler.selection import thinning
 from tests.selection import reference
 
 CASES = json.loads((Path(__file__).parent / "goodpoints.json").read_text())["cases"]
-KERNELS = {"gaussian": lambda a, b: thinning.gaussian(a, b, 1.0), "linear": thinning.linear}
+KERNELS = {"gaussian": lambda a, b: thinning.gaussian(a, b, 1.0), "linear": linear}
 
 
 def by_level(seed, n, halvings):
@@ -56,7 +57,7 @@ def test_equals_its_twin(name, panel, monkeypatch):
 @pytest.mark.parametrize("k", [1, 7, 50, 99, 100])
 def test_any_k(method, k):
     rows = np.random.default_rng(0).standard_normal((100, 4))
-    chosen = heeler.select(rows, k, method)
+    chosen = select(rows, k, method)
     assert len(set(chosen.indices.tolist())) == k
     assert np.allclose(chosen.weights, 100 / k)
 

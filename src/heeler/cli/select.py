@@ -13,12 +13,11 @@ import typer
 def select(
     state: Annotated[Path, typer.Argument(help="A file that heeler.save wrote, or the rows as a .npy file (N, K).")],
     k: Annotated[str, typer.Option("--k", help="How many, or the fraction: 500, or 0.1.")],
-    method: Annotated[str, typer.Option(help="random, stratified, halve, kernel-thin, facility, match, ...")] = "halve",
+    method: Annotated[str, typer.Option(help="random, stratified, halve, kernel-thin, facility or match.")] = "halve",
     out: Annotated[Path | None, typer.Option(help="Where the choice goes: NAME.csv or NAME.json.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Where a picture goes: NAME.png.")] = None,
     labels: Annotated[Path | None, typer.Option(help="A class per example, (N,) in a .npy file.")] = None,
-    target: Annotated[Path | None, typer.Option(help="Validation rows, (V, K) in a .npy file.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
 ) -> None:
     """Choose examples, with weights, from the table of gradients that training left; say how chance would have done."""
     import heeler
@@ -28,14 +27,8 @@ def select(
         raise typer.BadParameter(f"{out} must end in .csv or .json")
     try:
         source = _array(state) if state.suffix == ".npy" else heeler.selection.rows_of(state)
-        chosen = heeler.select(
-            source,
-            _number(k),
-            method,
-            labels=None if labels is None else _array(labels),
-            target=None if target is None else _array(target),
-            seed=seed,
-        )
+        classes = None if labels is None else _array(labels)
+        chosen = heeler.select(source, _number(k), method, labels=classes, seed=seed)
     except (ValueError, CheckpointError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
     if out is not None:
@@ -48,17 +41,14 @@ def select(
 
 
 def write(chosen: Any, out: Path) -> None:
-    """indices, weights and scores as CSV, a line per example; or all of it as JSON."""
+    """Indices and weights as CSV, a line per example; or all of it as JSON."""
     if out.suffix == ".json":
         out.write_text(json.dumps(chosen.as_dict()) + "\n")
         return
-    columns = {"index": chosen.indices.tolist(), "weight": chosen.weights.tolist()}
-    if chosen.scores is not None:
-        columns["score"] = chosen.scores[chosen.indices].tolist()
     with out.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
+        writer.writerow(["index", "weight"])
+        writer.writerows(zip(chosen.indices.tolist(), chosen.weights.tolist(), strict=True))
 
 
 def _number(k: str) -> int | float:

@@ -91,12 +91,6 @@ class Subset:
             )
         return found if self.numbers is None else found[self.numbers]
 
-    def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(N,) from values (k,) of the chosen; NaN for the others."""
-        out = np.full(self.length, np.nan)
-        out[slice(None) if self.numbers is None else self.numbers] = values
-        return out
-
     def weights(self, mean: float) -> NDArray[np.float32]:
         """(N,) one per example of the dataset: the given one over `mean`, and 0 for one that was not chosen."""
         if self.numbers is None or self.given_weights is None:

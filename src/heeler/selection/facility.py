@@ -6,10 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding.validate import IntArray
-from heeler.selection.parts import proportional_parts
-from heeler.selection.problem import Problem
-from heeler.selection.result import Chosen
-from heeler.selection.source import Rows
+from heeler.selection.quota import proportional_parts
+from heeler.selection.rows import Choose, Rows
 
 SMALL_BLOCK, BLOCK = 1024, 4096
 """Examples that are compared with one another: BLOCK at most, fewer where there are many."""
@@ -19,14 +17,14 @@ SHARE = 16
 """One pass keeps at least a SHARE-th of the examples; for a smaller k, passes over what is left follow."""
 
 
-def facility(problem: Problem) -> Chosen:
+def facility(rows: Rows, rng: np.random.Generator) -> Choose:
     """Greedily maximise Σ_i max_{j∈S} (c − ‖g_i − g_j‖), class by class; a weight is the size of a cluster.
 
     Up to 4,096 examples of a class this is lazy greedy, which takes what greedy takes. More are first divided into
     blocks of near ones, by medians along differences of random rows, and every block chooses its part of k for itself;
     then no distance between blocks counts. Weights sum to N.
     """
-    return problem.each(lambda ids, k: located(problem.rows, ids, k, problem.rng))
+    return lambda ids, k: located(rows, ids, k, rng)
 
 
 def located(rows: Rows, ids: IntArray, k: int, rng: np.random.Generator) -> tuple[IntArray, NDArray[np.float64]]:
@@ -43,7 +41,7 @@ def located(rows: Rows, ids: IntArray, k: int, rng: np.random.Generator) -> tupl
 
 
 def _greedy(rows: Rows, ids: IntArray, counts: NDArray[np.float64], k: int) -> tuple[IntArray, NDArray[np.float64]]:
-    from heeler.selection import kernels
+    from heeler.selection import loops
 
     points = rows.take(ids)
     points -= points.mean(axis=0)  # distances lose fewer digits
@@ -55,7 +53,7 @@ def _greedy(rows: Rows, ids: IntArray, counts: NDArray[np.float64], k: int) -> t
     np.sqrt(np.maximum(distance, 0, out=distance), out=distance)
     np.fill_diagonal(distance, 0)
     chosen, owner = np.empty(k, np.int64), np.empty(ids.size, np.int64)
-    kernels.lazy_greedy(distance, counts, chosen, owner)
+    loops.lazy_greedy(distance, counts, chosen, owner)
     return ids[chosen], np.bincount(owner, counts, minlength=k).astype(np.float64)
 
 

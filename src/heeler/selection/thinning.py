@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding.validate import IntArray
-from heeler.selection.errors import width
-from heeler.selection.problem import Problem
-from heeler.selection.result import Chosen
+from heeler.selection.comparison import width
+from heeler.selection.rows import Choose, Rows
 
 LARGEST = 1 << 15
 """Examples of a class; O(N²K) operations are then a minute or two."""
@@ -26,22 +25,17 @@ Kernel = Callable[[Floats, Floats], Floats]
 """(a, K), (b, K) → (a, b)."""
 
 
-def kernel_thin(problem: Problem) -> Chosen:
+def kernel_thin(rows: Rows, rng: np.random.Generator) -> Choose:
     """KT-split and KT-swap under a Gaussian kernel, as wide as the median distance. All weights are equal.
 
     KT-split halves k·2^m rows m times, for the largest m that N has room for; the other rows, drawn at random, are left
     to KT-swap, which lowers the MMD to *all* N rows.
     """
-    spread = width(problem.rows, problem.rng)
-    return _thin(problem, lambda a, b: gaussian(a, b, spread))
+    spread = width(rows, rng)
+    return thin(rows, rng, lambda a, b: gaussian(a, b, spread))
 
 
-def kernel_thin_linear(problem: Problem) -> Chosen:
-    """The same under the linear kernel, whose MMD is the distance of the means."""
-    return _thin(problem, linear)
-
-
-def _thin(problem: Problem, kernel: Kernel) -> Chosen:
+def thin(rows: Rows, rng: np.random.Generator, kernel: Kernel) -> Choose:
     def choose(ids: IntArray, k: int) -> tuple[IntArray, float]:
         if ids.size > LARGEST:
             raise ValueError(
@@ -49,18 +43,14 @@ def _thin(problem: Problem, kernel: Kernel) -> Chosen:
                 f"use method='halve', or thin its choice: first = heeler.select(source, {LARGEST}, 'halve').indices; "
                 "first[heeler.select(rows[first], k, 'kernel-thin').indices]"
             )
-        ids = problem.rng.permutation(ids)
-        points = problem.rows.take(ids).astype(np.float64)
+        ids = rng.permutation(ids)
+        points = rows.take(ids).astype(np.float64)
         halvings = int(math.log2(ids.size / k) + 1e-12)
-        uniforms = problem.rng.uniform(size=(halvings, k * 2**halvings // 2))
+        uniforms = rng.uniform(size=(halvings, k * 2**halvings // 2))
         sets = split(points[: k * 2**halvings], kernel, uniforms)
         return ids[swap(points, sets, kernel, k * 2**halvings)], ids.size / k
 
-    return problem.each(choose)
-
-
-def linear(a: Floats, b: Floats) -> Floats:
-    return a @ b.T
+    return choose
 
 
 def gaussian(a: Floats, b: Floats, spread: float) -> Floats:
@@ -82,7 +72,7 @@ def split(points: Floats, kernel: Kernel, uniforms: Floats) -> IntArray:
 
 def _halves(points: Floats, kernel: Kernel, uniforms: Floats, length: float) -> IntArray:
     """(2, n / 2) the left and the right half of consecutive pairs."""
-    from heeler.selection import kernels
+    from heeler.selection import loops
 
     halves = np.empty((2, uniforms.size), np.int64)
     signs = np.empty(len(points))  # +1 on the right, −1 on the left
@@ -94,7 +84,7 @@ def _halves(points: Floats, kernel: Kernel, uniforms: Floats, length: float) -> 
         base = values[:, :start] @ signs[:start]
         left, right = halves[0, pairs], halves[1, pairs]
         panel = np.ascontiguousarray(values[:, start:])
-        sigma = kernels.kernel_halve(panel, start, left, right, uniforms[pairs], base, sigma, length)
+        sigma = loops.kernel_halve(panel, start, left, right, uniforms[pairs], base, sigma, length)
         signs[left], signs[right] = -1, 1
     return halves
 

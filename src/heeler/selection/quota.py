@@ -1,4 +1,4 @@
-"""How many: k as a count or a fraction, and its parts for classes and for workers' shards."""
+"""How many examples: k as a count or a fraction, and its parts for classes and for workers' shards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def proportional_parts(k: int, sizes: Sequence[int] | IntArray) -> IntArray:
     return parts
 
 
-def strata_of(labels: Any, k: int, examples: int) -> list[tuple[IntArray, int]]:
+def class_quotas(labels: Any, k: int, examples: int) -> list[tuple[IntArray, int]]:
     """Each class's examples and its part of k, classes in sorted order; without labels, all in one."""
     if labels is None:
         return [(np.arange(examples), k)]

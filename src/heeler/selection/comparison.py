@@ -8,11 +8,13 @@ and for the random subsets, mmd is 0 for all rows with equal weights, and compar
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.selection.result import Chosen, Spread
-from heeler.selection.source import Rows
+from heeler.herding.validate import IntArray
+from heeler.selection.rows import Rows
 
 DRAWS = 10
 """Random subsets that a selection is compared with."""
@@ -23,43 +25,42 @@ PAIRS = 1024
 BLOCK = 1 << 13
 
 
-def compared(rows: Rows, chosen: Chosen, seed: int) -> tuple[float, float, Spread, Spread]:
-    """(error, mmd, both of DRAWS random subsets)."""
-    count, size = len(rows), chosen.indices.size
-    rng = np.random.default_rng([seed, 1])
+class Spread(NamedTuple):
+    """Mean and standard deviation of ten random subsets."""
+
+    mean: float
+    sd: float
+
+
+def compared(
+    rows: Rows, indices: IntArray, weights: NDArray[np.float64], seed: int
+) -> tuple[float, float, Spread, Spread]:
+    """(error, mmd, both of DRAWS random subsets with weights N/k)."""
+    count, size, rng = len(rows), indices.size, np.random.default_rng([seed, 1])
     given = np.zeros(count)
-    given[chosen.indices] = chosen.weights
+    given[indices] = weights
     drawn = np.zeros((DRAWS, count), bool)
     for one in drawn:
         one[rng.choice(count, size, replace=False)] = True
-    error, mmd = distances(rows, given, drawn, count / size, rng)
-    return error[0], mmd[0], _spread(error[1:]), _spread(mmd[1:])
-
-
-def distances(
-    rows: Rows, given: NDArray[np.float64], drawn: NDArray[np.bool_], weight: float, rng: np.random.Generator
-) -> tuple[list[float], list[float]]:
-    """error and mmd of weights `given` (N,), then of each of `drawn` (d, N), whose members weigh `weight` each."""
-    count, dim, kind = len(rows), rows.dim, rows.precision
-    frequencies = (rng.standard_normal((dim, FEATURES)) / width(rows, rng)).astype(kind)
-    sums, features = np.zeros((2 + len(drawn), dim)), np.zeros((2 + len(drawn), 2 * FEATURES))
+    frequencies = (rng.standard_normal((rows.dim, FEATURES)) / width(rows, rng)).astype(rows.precision)
+    # A line each for all rows, for the subset, and for the random ones
+    sums, features = np.zeros((2 + DRAWS, rows.dim)), np.zeros((2 + DRAWS, 2 * FEATURES))
     for start in range(0, count, BLOCK):
         part = slice(start, start + BLOCK)
         block = rows.take(part)
-        weights = np.empty((2 + len(drawn), len(block)), kind)
-        weights[0], weights[1], weights[2:] = 1, given[part], drawn[:, part]
-        sums += weights @ block
+        factors = np.empty((2 + DRAWS, len(block)), rows.precision)
+        factors[0], factors[1], factors[2:] = 1, given[part], drawn[:, part]
+        sums += factors @ block
         angles = block @ frequencies
-        features[:, :FEATURES] += weights @ np.cos(angles)
-        features[:, FEATURES:] += weights @ np.sin(angles)
-    sums[2:] *= weight
-    whole, masses = sums[0], [given.sum(), *drawn.sum(axis=1)]
-    length = np.linalg.norm(whole)
+        features[:, :FEATURES] += factors @ np.cos(angles)
+        features[:, FEATURES:] += factors @ np.sin(angles)
+    sums[2:] *= count / size
+    masses = np.array([given.sum(), *[size] * DRAWS])
     with np.errstate(divide="ignore", invalid="ignore"):  # where all rows cancel, error is infinite
-        error = np.linalg.norm(sums[1:] - whole, axis=1) / length
-        means = features[1:] / np.array(masses)[:, None]
+        error = np.linalg.norm(sums[1:] - sums[0], axis=1) / np.linalg.norm(sums[0])
+        means = features[1:] / masses[:, None]
     mmd = np.linalg.norm(means - features[0] / count, axis=1) / np.sqrt(FEATURES)
-    return error.tolist(), mmd.tolist()
+    return float(error[0]), float(mmd[0]), _spread(error[1:]), _spread(mmd[1:])
 
 
 def width(rows: Rows, rng: np.random.Generator) -> float:
@@ -70,5 +71,5 @@ def width(rows: Rows, rng: np.random.Generator) -> float:
     return float(np.median(found)) if found.size else 1.0
 
 
-def _spread(values: list[float]) -> Spread:
+def _spread(values: NDArray[np.float64]) -> Spread:
     return Spread(float(np.mean(values)), float(np.std(values, ddof=1)))

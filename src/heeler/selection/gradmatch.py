@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding.validate import Array, IntArray
-from heeler.selection.problem import Problem, rounds_for
-from heeler.selection.result import Chosen
-from heeler.selection.source import Rows
+from heeler.selection.rows import Choose, Rows
 
 PENALTY = 0.5
 """λ, in mean squared norms of a row."""
+LEAST_ROUNDS = 16
+OPERATIONS = 1e11
+"""Some seconds of one core."""
 BLOCK = 1 << 13
 STEPS = 50
 TOLERANCE = {np.dtype(np.float64): 1e-10, np.dtype(np.float32): 1e-6}
@@ -19,18 +20,15 @@ TOLERANCE = {np.dtype(np.float64): 1e-10, np.dtype(np.float32): 1e-6}
 Floats = NDArray[np.float64]
 
 
-def match(problem: Problem) -> Chosen:
+def match(rows: Rows, rng: np.random.Generator) -> Choose:
     """min ‖Σ w_i g_i − G‖² + λ‖w‖² over w ≥ 0 with at most k of them above zero, by orthogonal matching pursuit.
 
-    A round takes the example with the largest ⟨g_i, r⟩, r = G − Σ w g, and fits all weights anew; one whose weight
+    A round takes the example with the largest ⟨g_i, r⟩, r = G − Σ w g, and fits all weights again; one whose weight
     becomes zero is free again. Where k rounds would take too long (`rounds_for`), a round takes the best few. With
     labels, each class is matched to its own sum. It ends with fewer than k when no ⟨g_i, r⟩ is positive or when rounds
     are used up. Weights do not sum to N, but nearly.
     """
-    found = problem.each(lambda ids, k: matched(problem.rows, ids, k))
-    if found.indices.size == 0:
-        raise ValueError("the rows add up to zero, and so does the empty subset: use method='halve'")
-    return found
+    return lambda ids, k: matched(rows, ids, k)
 
 
 def matched(rows: Rows, ids: IntArray, k: int) -> tuple[IntArray, Floats]:
@@ -45,7 +43,7 @@ def matched(rows: Rows, ids: IntArray, k: int) -> tuple[IntArray, Floats]:
         products = rows.project(ids, residual)
         products[taken] = -np.inf
         wanted = min(-(-k // rounds) if done < rounds else k, k - taken.size)
-        best = np.argpartition(products, ids.size - wanted)[ids.size - wanted :] if wanted < ids.size else _all(ids)
+        best = np.argpartition(products, -wanted)[-wanted:] if wanted < ids.size else np.arange(ids.size)
         best = best[products[best] > 0]
         if best.size == 0:
             break
@@ -57,8 +55,13 @@ def matched(rows: Rows, ids: IntArray, k: int) -> tuple[IntArray, Floats]:
     return ids[taken], weights
 
 
-def _all(ids: IntArray) -> IntArray:
-    return np.arange(ids.size)
+def rounds_for(k: int, work: float, share: float) -> int:
+    """In how many rounds a greedy method takes k examples of a class, each round its part of k.
+
+    work: operations of one round, as matrix products count them; share: the class's of all examples. One example per
+    round while OPERATIONS · share are enough for that, and never fewer than LEAST_ROUNDS.
+    """
+    return int(min(k, max(LEAST_ROUNDS, OPERATIONS * share // work)))
 
 
 def fitted(points: Array, goal: Floats, penalty: float, start: Floats) -> tuple[Floats, Floats]:
