@@ -68,8 +68,8 @@ def fitted(points: Array, goal: Floats, penalty: float, start: Floats) -> tuple[
     """(residual (K,), weights (s,)) of min ‖pointsᵀ w − goal‖² + penalty ‖w‖² over w ≥ 0; points (s, K).
 
     At the optimum w = max(points · r, 0) / penalty with r the residual, so r alone is unknown: the least of the smooth
-    convex ½‖r‖² − ⟨goal, r⟩ + ‖max(points · r, 0)‖² / (2 penalty), found by Newton steps from `start`. K numbers,
-    however many points.
+    convex ½‖r‖² − ⟨goal, r⟩ + ‖max(points · r, 0)‖² / (2 penalty), found by Newton steps from `start`. So there are
+    K unknowns, however many points.
     """
     if points.size <= 1 << 22:
         points = points.astype(np.float64)
