@@ -171,7 +171,7 @@ def mortgages_table(folder: Folder) -> Array:
 
 def head_table(folder: Folder, dim: int | None = None) -> Array:
     """Gradients of the last layer of a LeNet that had three epochs of 8,192 CIFAR-10 images: (8192, 850), or sketches
-    of `dim` numbers."""
+    of `dim` dimensions."""
     run = {"layers": "name:12", "dim": dim, "lr": 0.02, "batch_size": 64, "workers": 1, "shards": "global"}
     return task_table("cifar10", folder, 3, options={"limit": 8192}, **run)
 

@@ -1,4 +1,4 @@
-"""Subset methods that did not win: they are no part of `heeler.select`, and are here for the published tables.
+"""Subset methods that gain no more than those of `heeler.select`: they are here for the published tables.
 
 Each is made for a table (rows, random generator, k of all classes, validation rows) and returns a function that chooses
 k of a class's examples, with weights, as the methods of `heeler.selection.methods` do.
@@ -25,7 +25,7 @@ from heeler.selection.thinning import thin
 HARDEST, BINS = 0.1, 50
 """Of `coverage`: the share of the examples with the largest norms that it leaves out, and ranges of the norm."""
 DIVERSITY, LOCALITY = 0.05, 0.05
-SHRINK, STEPS, TOLERANCE, LEAST = 0.5, 50, 1e-3, 1e-9
+SHRINK, STEPS, TOLERANCE, LEAST, LARGEST = 0.5, 50, 1e-3, 1e-9, 4096
 """Of `sparse`."""
 Floats = NDArray[np.float64]
 
@@ -136,10 +136,11 @@ def sparse(rows: Rows, rng: np.random.Generator, size: int, target: Array | None
     ones); d are distances over their mean, rows have mean square 1. The paper's diversity term is a graph cut of the
     groups; this quadratic takes its place, so that one accelerated proximal gradient solves it all. λ is halved until
     at least k columns are above zero; the k of largest ‖C_:j‖ are chosen. Weights are Σ_i C_ij, scaled to sum to N.
-    Keeps N × N numbers.
     """
 
     def choose(ids: IntArray, k: int) -> tuple[IntArray, Floats]:
+        if ids.size > LARGEST:
+            raise ValueError(f"sparse keeps N × N numbers, and {ids.size} examples of a class are more than {LARGEST}")
         points = rows.take(ids).astype(np.float64)
         points /= np.sqrt(np.mean(np.einsum("ik,ik->i", points, points)))
         sizes, sums = _representatives(points, k)

@@ -13,7 +13,7 @@ from benchmarks.select import METHODS, bench_select, digits_table, head_table, m
 
 def select(
     examples: Annotated[int, typer.Option(min=16, help="Rows of the table.")] = 1_000_000,
-    dim: Annotated[int, typer.Option(min=1, help="Numbers in a row.")] = 256,
+    dim: Annotated[int, typer.Option(min=1, help="Columns of the table.")] = 256,
     fraction: Annotated[float, typer.Option(help="Share of the rows to choose.")] = 0.1,
     methods: Annotated[str, typer.Option(help="Names, with commas.")] = ",".join(METHODS),
     dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float32",

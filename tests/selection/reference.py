@@ -57,7 +57,7 @@ def nonnegative_ridge(points, goal, penalty, steps=200_000):
 
 
 def matching_pursuit(rows, k, penalty):
-    """One example per round: the largest ⟨g_i, r⟩, then all weights anew; zero weights leave."""
+    """One example per round: the largest ⟨g_i, r⟩, then all weights again; zero weights leave."""
     goal = rows.sum(axis=0)
     taken, w = [], np.empty(0)
     for _ in range(2 * k):

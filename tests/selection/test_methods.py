@@ -1,5 +1,8 @@
 """Every method against its slow twin, and what all of them promise."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +18,7 @@ ROWS = rng.standard_normal((60, 6)) + 0.3
 LABELS = rng.integers(0, 4, 60)
 OTHER_SUMS = {"match"}
 ALL = sorted(METHODS)
+GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 
 
 @pytest.mark.parametrize("labels", [None, LABELS], ids=["plain", "by class"])
@@ -39,6 +43,16 @@ def test_promises(method, labels, k):
     again = heeler.select(ROWS, k, method, labels=labels, seed=1)
     assert np.array_equal(chosen.indices, again.indices)
     assert np.array_equal(chosen.weights, again.weights)
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_chooses_what_version_0_2_chose(case):
+    numbers = np.random.default_rng(11)
+    rows = numbers.standard_normal((120, 7)).astype(np.float32) + np.float32(0.3)
+    method, labels = case.split(", ")[0], numbers.integers(0, 3, 120) if case.endswith("by class") else None
+    chosen = heeler.select(rows, 17, method, labels=labels, seed=4)
+    assert chosen.indices.tolist() == GOLDEN[case]["indices"]
+    assert chosen.weights == pytest.approx(GOLDEN[case]["weights"], abs=1e-4)
 
 
 @pytest.mark.parametrize("method", [m for m in ALL if m != "stratified"])

@@ -15,6 +15,7 @@ DISTANCES = 10**9
 """About as many are computed in a pass: blocks of 4,096 up to 240,000 examples, of 1,024 from a million on."""
 SHARE = 16
 """One pass keeps at least a SHARE-th of the examples; for a smaller k, passes over what is left follow."""
+Floats = NDArray[np.float64]
 
 
 def facility(rows: Rows, rng: np.random.Generator) -> Choose:
@@ -24,23 +25,22 @@ def facility(rows: Rows, rng: np.random.Generator) -> Choose:
     blocks of near ones, by medians along differences of random rows, and every block chooses its part of k for itself;
     then no distance between blocks counts. Weights sum to N.
     """
-    return lambda ids, k: located(rows, ids, k, rng)
+
+    def choose(ids: IntArray, k: int) -> tuple[IntArray, Floats]:
+        counts, keep = np.ones(ids.size), 0
+        while keep != k:
+            blocks = near_blocks(rows, ids, rng)
+            keep = k if len(blocks) == 1 else max(k, ids.size // SHARE, len(blocks))
+            parts = zip(blocks, proportional_parts(keep, [len(block) for block in blocks]).tolist(), strict=True)
+            found = [_greedy(rows, ids[block], counts[block], part) for block, part in parts]
+            ids, counts = (np.concatenate(column) for column in zip(*found, strict=True))
+        return ids, counts
+
+    return choose
 
 
-def located(rows: Rows, ids: IntArray, k: int, rng: np.random.Generator) -> tuple[IntArray, NDArray[np.float64]]:
-    """k of `ids`, and how many of them each stands for."""
-    counts = np.ones(ids.size)
-    while True:
-        parts = blocks(rows, ids, rng)
-        keep = k if len(parts) == 1 else max(k, ids.size // SHARE, len(parts))
-        shares = proportional_parts(keep, [len(part) for part in parts])
-        found = [_greedy(rows, ids[part], counts[part], own) for part, own in zip(parts, shares.tolist(), strict=True)]
-        ids, counts = (np.concatenate(column) for column in zip(*found, strict=True))
-        if keep == k:
-            return ids, counts
-
-
-def _greedy(rows: Rows, ids: IntArray, counts: NDArray[np.float64], k: int) -> tuple[IntArray, NDArray[np.float64]]:
+def _greedy(rows: Rows, ids: IntArray, counts: Floats, k: int) -> tuple[IntArray, Floats]:
+    """k of `ids`, and how many examples each stands for; `counts` of them stand for so many themselves."""
     from heeler.selection import loops
 
     points = rows.take(ids)
@@ -57,7 +57,7 @@ def _greedy(rows: Rows, ids: IntArray, counts: NDArray[np.float64], k: int) -> t
     return ids[chosen], np.bincount(owner, counts, minlength=k).astype(np.float64)
 
 
-def blocks(rows: Rows, ids: IntArray, rng: np.random.Generator) -> list[IntArray]:
+def near_blocks(rows: Rows, ids: IntArray, rng: np.random.Generator) -> list[IntArray]:
     """Places in `ids`, in blocks: cut in halves along the difference of two random rows."""
     largest = min(max(DISTANCES // ids.size, SMALL_BLOCK), BLOCK)
     waiting, done = [np.arange(ids.size)], []

@@ -28,31 +28,31 @@ def match(rows: Rows, rng: np.random.Generator) -> Choose:
     labels, each class is matched to its own sum. It ends with fewer than k when no ⟨g_i, r⟩ is positive or when rounds
     are used up. Weights do not sum to N, but nearly.
     """
-    return lambda ids, k: matched(rows, ids, k)
 
+    def choose(ids: IntArray, k: int) -> tuple[IntArray, Floats]:
+        goal = rows.total(ids)
+        penalty = PENALTY * float(rows.squares[ids].mean())
+        if penalty == 0:
+            raise ValueError("all rows are zero: there is no gradient to match")
+        residual, taken, weights = goal, np.empty(0, np.int64), np.empty(0)
+        work = 10.0 * ids.size * rows.dim + 3.0 * k * rows.dim * min(k, rows.dim)
+        rounds = rounds_for(k, work, ids.size / len(rows))
+        for done in range(2 * rounds):  # weights that became zero make more than `rounds` of them
+            products = rows.project(ids, residual)
+            products[taken] = -np.inf
+            wanted = min(-(-k // rounds) if done < rounds else k, k - taken.size)
+            best = np.argpartition(products, -wanted)[-wanted:] if wanted < ids.size else np.arange(ids.size)
+            best = best[products[best] > 0]
+            if best.size == 0:
+                break
+            taken = np.concatenate([taken, best[np.argsort(-products[best], kind="stable")]])
+            residual, weights = fitted(rows.take(ids[taken]), goal, penalty, residual)
+            taken, weights = taken[weights > 0], weights[weights > 0]
+            if taken.size == k:
+                break
+        return ids[taken], weights
 
-def matched(rows: Rows, ids: IntArray, k: int) -> tuple[IntArray, Floats]:
-    goal = rows.total(ids)
-    penalty = PENALTY * float(rows.squares[ids].mean())
-    residual, taken, weights = goal.copy(), np.empty(0, np.int64), np.empty(0)
-    if penalty == 0:
-        raise ValueError("all rows are zero: there is no gradient to match")
-    work = 10.0 * ids.size * rows.dim + 3.0 * k * rows.dim * min(k, rows.dim)
-    rounds = rounds_for(k, work, ids.size / len(rows))
-    for done in range(2 * rounds):  # weights that became zero make more than `rounds` of them
-        products = rows.project(ids, residual)
-        products[taken] = -np.inf
-        wanted = min(-(-k // rounds) if done < rounds else k, k - taken.size)
-        best = np.argpartition(products, -wanted)[-wanted:] if wanted < ids.size else np.arange(ids.size)
-        best = best[products[best] > 0]
-        if best.size == 0:
-            break
-        taken = np.concatenate([taken, best[np.argsort(-products[best], kind="stable")]])
-        residual, weights = fitted(rows.take(ids[taken]), goal, penalty, residual)
-        taken, weights = taken[weights > 0], weights[weights > 0]
-        if taken.size == k:
-            break
-    return ids[taken], weights
+    return choose
 
 
 def rounds_for(k: int, work: float, share: float) -> int:
@@ -68,8 +68,8 @@ def fitted(points: Array, goal: Floats, penalty: float, start: Floats) -> tuple[
     """(residual (K,), weights (s,)) of min ‖pointsᵀ w − goal‖² + penalty ‖w‖² over w ≥ 0; points (s, K).
 
     At the optimum w = max(points · r, 0) / penalty with r the residual, so r alone is unknown: the least of the smooth
-    convex ½‖r‖² − ⟨goal, r⟩ + ‖max(points · r, 0)‖² / (2 penalty), found by Newton steps from `start`. K numbers,
-    however many points.
+    convex ½‖r‖² − ⟨goal, r⟩ + ‖max(points · r, 0)‖² / (2 penalty), found by Newton steps from `start`. So there are
+    K unknowns, however many points.
     """
     if points.size <= 1 << 22:
         points = points.astype(np.float64)

@@ -5,6 +5,7 @@ Tables are (N, K) as `heeler.herding.validate.as_bits` gives them: float32, floa
 here checks its input.
 """
 
+import numpy as np
 from numba import njit
 
 from heeler.herding.kernels import _COMPILE, _ahead, _narrow, _prefetch, _value
@@ -105,24 +106,17 @@ def lazy_greedy(distance, counts, chosen, owner):
 
     distance (n, n) symmetric float32, counts (n,) float64; owner (n,) gets the place in `chosen` that each belongs to,
     every chosen point to itself. Gains only fall as points are chosen (submodularity), so one that was the largest
-    before, and still is when taken anew, is the largest: most are never taken anew. Of equals the first counts.
+    before, and still is when computed again, is the largest: most are never computed again. Of equals the first counts.
     """
-    size = counts.size
-    largest = distance[0, 0]
-    for i in range(size):
-        for j in range(size):
-            largest = max(largest, distance[i, j])
-    near = counts.astype(distance.dtype)
-    near[:] = largest  # the constant c of c − ‖·‖: no choice but the first depends on it
-    bounds = counts.copy()
-    fresh = owner.copy()
+    size, largest = counts.size, distance.max()
+    near = np.full(size, largest, distance.dtype)  # the constant c of c − ‖·‖: no choice but the first depends on it
+    bounds, fresh = np.empty(size), np.zeros(size, np.int64)
     for j in range(size):
         gain = 0.0
         row = distance[j]
         for i in range(size):
             gain += counts[i] * (largest - row[i])
         bounds[j] = gain
-        fresh[j] = 0
     for step in range(chosen.size):
         while True:
             best = 0

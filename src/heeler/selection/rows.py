@@ -118,7 +118,7 @@ def _parts(source: Any) -> tuple[Any, Array | None, Subset | None]:
         table = table[name]
     if "block" in table:
         raise ValueError(
-            "the state's table lies in blocks (heeler.two_levels), which a state alone does not tell apart: load "
+            "the state's table lies in blocks (Sampler(block_size=...)), which a state alone does not tell apart: load "
             "it into a handle, and select from that"
         )
     rows, seen = (check.as_numpy(check.entry(table, name), name) for name in ("rows", "seen"))

@@ -36,6 +36,8 @@ def kernel_thin(rows: Rows, rng: np.random.Generator) -> Choose:
 
 
 def thin(rows: Rows, rng: np.random.Generator, kernel: Kernel) -> Choose:
+    """The same under any kernel."""
+
     def choose(ids: IntArray, k: int) -> tuple[IntArray, float]:
         if ids.size > LARGEST:
             raise ValueError(
