@@ -173,7 +173,7 @@ def limit(seconds: float = 0.3, steps: int = 40, ranks: int = 4) -> dict[str, An
 def coded(workers: int = 6, nap: float = 0.2, steps: int = 25) -> dict[str, Any]:
     """Six workers of which some sleep in every step. Batches' gradients themselves take no time here."""
     assignments = {
-        "uncoded": range(workers),
+        "uncoded": np.arange(workers),
         "bcc": assign_bcc(workers, 2),
         "fractional": assign_fractional(workers, 2),
     }

@@ -88,8 +88,7 @@ class StepLimit:
         """
         if size < 1:
             raise ValueError(f"a micro-batch has at least one example, not {size}")
-        if self._is_open:
-            raise RuntimeError("the loop over the last batch's parts() was left before its end: let it finish")
+        self._check_finished()
         rows = rows_of(batch)
         epoch = None if self.handle is None else self.handle.session.epoch
         if self._began is None or epoch != self._epoch:  # its first batch waits for the loader and the next order
@@ -98,7 +97,7 @@ class StepLimit:
         assert self._began is not None
         self._is_open = True
         done, last = 0, 0.0
-        pace = _Pace(next(self.model.parameters()).device)
+        device, queued = next(self.model.parameters()).device, None
         started = time.monotonic()
         # One more only if it would end in time, were it as long as the last; the first if there is any time left.
         while done < rows and started - self._began < self.seconds and started - self._began + last <= self.seconds:
@@ -106,7 +105,7 @@ class StepLimit:
             yield part_of(batch, done, stop)
             self._step_reached += stop - done
             done = stop
-            pace.keep()
+            queued = _keep_pace(device, queued)
             last, started = time.monotonic() - started, time.monotonic()
         self._is_open = False
         self._step_missed += rows - done
@@ -120,11 +119,7 @@ class StepLimit:
         Every rank calls it once per step. If it is 0, there are no gradients (`p.grad` is None), so that a step of the
         optimizer changes nothing. A dead rank ends it like any collective.
         """
-        if self._is_open:
-            raise RuntimeError(
-                "the loop over parts() was left before its end, so it is not known which examples are in the "
-                "gradients: let it finish"
-            )
+        self._check_finished()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         counted = [self._step_reached, self._step_missed, *(int(p.grad is not None) for p in parameters)]
         reached, missed, *have = self._sum(torch.tensor(counted, device=self._device(parameters))).tolist()
@@ -147,6 +142,13 @@ class StepLimit:
             "share_missed": self.missed / max(1, own),
             "share_missed_by_all": self.missed_by_all / max(1, every),
         }
+
+    def _check_finished(self) -> None:
+        if self._is_open:
+            raise RuntimeError(
+                "the loop over parts() was left before its end, so it is not known which examples are in the "
+                "gradients: let it finish"
+            )
 
     def _average(self, parameters: list[nn.Parameter], reached: int) -> None:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -190,16 +192,15 @@ class StepLimit:
             warn(message)
 
 
-class _Pace:
-    """Keeps the host at most one micro-batch ahead of a GPU: its clock would not see the work still queued there."""
+def _keep_pace(device: torch.device, before: Any) -> Any:
+    """Wait for the GPU's event `before`, of the last micro-batch; returns this one's. None on a CPU.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._before: Any = None
-
-    def keep(self) -> None:
-        if self._device.type == "cuda":
-            before, self._before = self._before, torch.cuda.Event()
-            self._before.record(torch.cuda.current_stream(self._device))
-            if before is not None:
-                before.synchronize()
+    Without it the host would run ahead, and its clock would not see the work that is still queued.
+    """
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    if before is not None:
+        before.synchronize()
+    return event
