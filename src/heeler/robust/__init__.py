@@ -7,7 +7,7 @@ NumPy or torch.
 from heeler.robust.aggregation_rules import centered_clipping, geometric_median, krum, median, multi_krum, trimmed_mean
 from heeler.robust.ddp_aggregator import Aggregator
 from heeler.robust.gram_weights import weights
-from heeler.robust.install import install
+from heeler.robust.install_rule import install
 
 __all__ = [
     "Aggregator",
