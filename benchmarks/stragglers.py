@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import statistics
 import subprocess
 import time
@@ -27,19 +26,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.coordination import run_ranks
-from heeler.stragglers import (
-    CodedRunner,
-    StepLimit,
-    assign,
-    assign_bcc,
+from experiments.gradient_codes import (
+    DRAWS,
     assign_fractional,
     code_of,
     coupons,
     cyclic_code,
     decode,
+    first_of_all,
     simulate,
-    watch,
 )
+from heeler.stragglers import CodedRunner, StepLimit, assign_bcc, watch
 
 WORKERS, UNITS = 50, 10
 """The setting of the BCC paper: 50 workers and as many units of data; coded workers hold 10 of them."""
@@ -60,22 +57,18 @@ def thresholds() -> dict[str, Any]:
     lines = []
     for name, (load, theory, drawn, runs) in codes.items():
         waits = np.random.default_rng(0).standard_exponential((runs, WORKERS))
-        found = simulate(drawn, load + waits)
-        seconds = {f"{stall:g}": float(simulate(drawn, load + stall * waits).seconds.mean()) for stall in STALLS}
-        error = float(found.thresholds.std(ddof=1) / runs**0.5)
-        lines.append({"code": name, "load": load, "runs": runs, "theory": theory, "threshold": found.threshold,
+        found, _ = simulate(drawn, load + waits)
+        seconds = {f"{stall:g}": float(simulate(drawn, load + stall * waits)[1].mean()) for stall in STALLS}
+        error = float(found.std(ddof=1) / runs**0.5)
+        lines.append({"code": name, "load": load, "runs": runs, "theory": theory, "threshold": float(found.mean()),
                       "standard_error": error, "seconds_by_mean_stall": seconds})  # fmt: skip
-    growth = {f"best of {draws}": weights_of_answers(draws) for draws in (1, assign.DRAWS)}
+    growth = {f"best of {draws}": weights_of_answers(draws) for draws in (1, DRAWS)}
     return {"workers": WORKERS, "units": UNITS, "lines": lines, "cyclic_weights": growth}
 
 
 def weights_of_answers(draws: int, seeds: int = 8, sets: int = 50) -> dict[str, float]:
     """Σ |a_i| / n of a cyclic code's `decode`: how much rounding errors of the answers grow. Median and largest."""
-    usual, assign.DRAWS = assign.DRAWS, draws
-    try:
-        codes = [cyclic_code(WORKERS, UNITS - 1, seed) for seed in range(seeds)]
-    finally:
-        assign.DRAWS = usual
+    codes = [cyclic_code(WORKERS, UNITS - 1, seed, draws) for seed in range(seeds)]
     rng = np.random.default_rng(0)
     found = []
     for code in codes:
@@ -84,12 +77,6 @@ def weights_of_answers(draws: int, seeds: int = 8, sets: int = 50) -> dict[str, 
             assert solved is not None
             found.append(float(np.abs(solved).sum()) / WORKERS)
     return {"median": statistics.median(found), "largest": max(found)}
-
-
-def first_of_all(groups: int, size: int) -> float:
-    """Mean place at which the last of some groups of equal size first appears in a random order: exactly."""
-    workers = groups * size
-    return sum((-1) ** (k + 1) * math.comb(groups, k) * (workers + 1) / (k * size + 1) for k in range(1, groups + 1))
 
 
 def report(runs: int = 100, ranks: int = 4, nap: float = 0.2, steps: int = 11) -> dict[str, Any]:
@@ -115,7 +102,7 @@ def report(runs: int = 100, ranks: int = 4, nap: float = 0.2, steps: int = 11) -
             started = time.perf_counter()
             named.append(seen.report().stragglers)
             asked.append(time.perf_counter() - started)
-            seen.remove()
+            seen.close()
         return {"named": named, "report_ms": 1e3 * statistics.median(asked), "step_ms": 1e3 * statistics.median(whole)}
 
     found = run_ranks(ranks, role, timeout=60 + 2 * runs * steps * nap)
@@ -146,7 +133,7 @@ def hooks(turns: int = 30, steps: int = 200) -> float:
                 optimizer.step()
             times[watched].append((time.thread_time() - started) / steps)
             if seen is not None:
-                seen.remove()
+                seen.close()
     return 1e6 * (statistics.median(times[True]) - statistics.median(times[False]))
 
 
@@ -185,18 +172,16 @@ def limit(seconds: float = 0.3, steps: int = 40, ranks: int = 4) -> dict[str, An
 
 def coded(workers: int = 6, nap: float = 0.2, steps: int = 25) -> dict[str, Any]:
     """Six workers of which some sleep in every step. Batches' gradients themselves take no time here."""
-    codes = {
-        "uncoded": code_of(range(workers)),
-        "bcc": code_of(assign_bcc(workers, 2)),
-        "fractional": code_of(assign_fractional(workers, 2)),
-        "cyclic": cyclic_code(workers, 2),
-        "cyclic, 3 stragglers": cyclic_code(workers, 3),
+    assignments = {
+        "uncoded": np.arange(workers),
+        "bcc": assign_bcc(workers, 2),
+        "fractional": assign_fractional(workers, 2),
     }
 
     def role(rank: int, name: str, sleepers: int) -> dict[str, Any] | None:
         torch.manual_seed(0)
         model = nn.Linear(1000, 1)
-        runner = CodedRunner(model, codes[name], timeout=60)
+        runner = CodedRunner(model, assignments[name], timeout=60)
         if rank == 0:
             found = [runner.gather() for _ in range(steps)]
             runner.close()
@@ -206,17 +191,16 @@ def coded(workers: int = 6, nap: float = 0.2, steps: int = 25) -> dict[str, Any]
                 "median": statistics.median(seconds), "mean": statistics.mean(seconds),
                 "late": sum(g.late for g in found),
             }  # fmt: skip
-        held = int((codes[name][rank - 1] != 0).sum())
 
         def loss_of(batch: int, step: int) -> torch.Tensor:
-            time.sleep(nap / held if rank > workers - sleepers else 0.0)
+            time.sleep(nap if rank > workers - sleepers else 0.0)
             return model(torch.ones(8, 1000)).sum()
 
         runner.serve(loss_of)
         return None
 
     lines = []
-    for name in codes:
+    for name in assignments:
         for sleepers in (0, 1, 2, 3):
             task: Callable[[int], Any] = lambda r, n=name, s=sleepers: role(r, n, s)  # type: ignore[misc]  # noqa: E731
             lines.append(run_ranks(workers + 1, task, timeout=120)[0])

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from experiments import byzantine
 from experiments.drawing import pyplot
 from experiments.folder import Folder
 from experiments.tasks.digits import load_digits
@@ -97,17 +98,17 @@ class Attacker:
         if self.attack == "none":
             return good[:0]
         if self.attack == "IPM":
-            return robust.ipm(good, 0.1).expand(self.f, -1)
+            return byzantine.ipm(good, 0.1).expand(self.f, -1)
         if step < WARM_UP:
-            self.direction = robust.mimic_direction(good, self.direction, step)
-            self.worker = robust.mimic_worker(good, self.direction)
-        return robust.mimic(good, self.worker).expand(self.f, -1)
+            self.direction = byzantine.mimic_direction(good, self.direction, step)
+            self.worker = byzantine.mimic_worker(good, self.direction)
+        return byzantine.mimic(good, self.worker).expand(self.f, -1)
 
 
 def aggregate(rule: str, sent: Tensor, f: int, s: int, center: Tensor, seed: int) -> Tensor:
     """(d,) of (n, d)."""
     if s:
-        sent = robust.bucketing(sent, s, seed)
+        sent = byzantine.bucketing(sent, s, seed)
     if rule == "mean":
         return sent.mean(dim=0)
     if rule == "krum":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from experiments import byzantine
 from heeler import robust
 from tests.robust import reference
 
@@ -21,12 +22,12 @@ def test_where_definitions_are_the_same(seed):
     np.testing.assert_allclose(robust.median(v), byzfl.Median()(v))
     np.testing.assert_allclose(robust.median(v[:10]), byzfl.Median()(v[:10]))  # even: the mean of both
     np.testing.assert_allclose(robust.trimmed_mean(v, 3), byzfl.TrMean(3)(v))
-    np.testing.assert_allclose(robust.nearest_neighbor_mixing(v, 3), byzfl.NNM(3)(v))
+    np.testing.assert_allclose(byzantine.nearest_neighbor_mixing(v, 3), byzfl.NNM(3)(v))
     np.testing.assert_allclose(
         robust.centered_clipping(v, np.zeros(7), 1.5, 4), byzfl.CenteredClipping(L=4, tau=1.5)(v)
     )
-    np.testing.assert_allclose(robust.ipm(v, 0.1), byzfl.InnerProductManipulation(0.1)(v))
-    assert robust.bucketing(v, 3, 0).shape == byzfl.Bucketing(3)(v).shape
+    np.testing.assert_allclose(byzantine.ipm(v, 0.1), byzfl.InnerProductManipulation(0.1)(v))
+    assert byzantine.bucketing(v, 3, 0).shape == byzfl.Bucketing(3)(v).shape
     # From ByzFL's start, the origin, or from ours, the mean: the same point in the end.
     np.testing.assert_allclose(
         robust.geometric_median(v, nu=0.1, iterations=500), byzfl.GeometricMedian(nu=0.1, T=500)(v), atol=1e-6

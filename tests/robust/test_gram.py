@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler import robust
-from heeler.robust.gram import TooManyLost, gram_of
-from heeler.robust.hook import left_out
-from heeler.robust.record import LONG, Record, far_off
-from heeler.robust.settings import Settings
-from heeler.robust.sketching import GradientSketch
+from heeler.robust.aggregator_settings import Settings
+from heeler.robust.exclusions import LONG, Exclusions, far_off, left_out
+from heeler.robust.gradient_sketch import GradientSketch
+from heeler.robust.gram_weights import TooManyLost, gram_of
 from tests.robust.test_rules import problems
 
 RULES = {
@@ -74,18 +73,18 @@ def test_who_is_far_off():
 
 
 def test_a_rank_that_is_left_out_for_long_is_named_once(caplog):
-    record = Record(4, [0, 1, 2, 3])
+    exclusions = Exclusions(0, 4)
     for _ in range(LONG - 1):
-        record.note([False, False, True, False])
+        exclusions.note([False, False, True, False])
     with pytest.warns(UserWarning, match=r"rank 2 has been left out of the gradient for 100 steps"):
-        record.note([False, False, True, False])
+        exclusions.note([False, False, True, False])
     for step in range(2 * LONG):
-        record.note([step % 2 == 0, False, True, False])
+        exclusions.note([step % 2 == 0, False, True, False])
     assert len(caplog.records) == 1
-    assert record.now == (2,)
-    assert record.metrics()["left_out_share_rank_2"] == 1.0
-    assert record.metrics()["left_out_share_rank_0"] == pytest.approx(1 / 3)
-    quiet = Record(4, [1])
+    assert exclusions.now == [2]
+    assert exclusions.metrics()["left_out_share_rank_2"] == 1.0
+    assert exclusions.metrics()["left_out_share_rank_0"] == pytest.approx(1 / 3)
+    quiet = Exclusions(1, 4)
     for _ in range(LONG + 1):
         quiet.note([False, False, True, False])
     assert len(caplog.records) == 1

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from heeler import robust
-from heeler.robust.settings import RULES, Settings
+from heeler.robust.aggregator_settings import RULES, Settings
 from tests.distributed.ranks import Heard, run_ranks
 
 PARAMETERS = {"centered-clipping": {"tau": 0.3, "iterations": 2}}

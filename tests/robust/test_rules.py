@@ -1,4 +1,4 @@
-"""Rules and mixing: their plain twins, what the papers prove of them, and what they refuse."""
+"""Rules: their plain twins, what the papers prove of them, and what they refuse."""
 
 from __future__ import annotations
 
@@ -112,10 +112,8 @@ def test_nans_and_infinities_never_reach_the_result(name, bad):
         (lambda v: robust.multi_krum(v, 2), r"multi-krum needs n > 2f \+ 2"),
         (lambda v: robust.multi_krum(v, 1, 6), r"m is 1 to n − f = 5, not 6"),
         (lambda v: robust.trimmed_mean(v, 3), r"trimmed-mean needs n > 2f, but n = 6 and f = 3"),
-        (lambda v: robust.nearest_neighbor_mixing(v, 3), r"nearest-neighbor-mixing needs n > 2f"),
         (lambda v: robust.krum(v, -1), "f is a number of workers"),
         (lambda v: robust.krum(v, 1.0), "f is a number of workers"),
-        (lambda v: robust.bucketing(v, 0, 0), "s is how many vectors share a bucket, 1 to n = 6"),
         (lambda v: robust.centered_clipping(v, v[0], 0.0), "tau is a length above 0"),
         (lambda v: robust.median(v[0]), r"the shape \(n, d\)"),
         (lambda v: robust.median(v.astype(int)), "of floats"),
@@ -135,60 +133,3 @@ def test_many_rows_are_sorted_otherwise():
     v = np.random.default_rng(0).standard_normal((71, 4))
     np.testing.assert_allclose(robust.median(v), np.median(v, axis=0))
     np.testing.assert_allclose(robust.trimmed_mean(v, 7), reference.trimmed_mean(v, 7))
-
-
-@given(problem=problems())
-@settings(max_examples=25, deadline=None)
-def test_nearest_neighbor_mixing_is_its_twin(problem):
-    v, f, _ = problem
-    np.testing.assert_allclose(robust.nearest_neighbor_mixing(v, f), reference.nearest_neighbor_mixing(v, f), atol=1e-9)
-
-
-def test_mixing_keeps_a_bad_vector_in_its_place():
-    v = np.random.default_rng(0).standard_normal((7, 3))
-    v[2] = np.nan
-    mixed = robust.nearest_neighbor_mixing(v, 2)
-    assert np.isnan(mixed[2]).all()
-    assert np.isfinite(np.delete(mixed, 2, axis=0)).all()
-    with pytest.raises(ValueError, match="1 of 7 vectors have a NaN"):
-        robust.nearest_neighbor_mixing(v, 0)
-    buckets = robust.bucketing(v, 2, seed=1)
-    assert np.isnan(buckets).any(axis=1).sum() == 1
-    assert np.isfinite(robust.median(buckets)).all()
-
-
-@given(problem=problems(), s=st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
-def test_bucketing_averages_each_vector_once(problem, s):
-    v, _, rng = problem
-    seed = int(rng.integers(1000))
-    buckets = robust.bucketing(v, s, seed)
-    mixed = v[np.random.default_rng(seed).permutation(len(v))]
-    expected = [mixed[at : at + s].mean(axis=0) for at in range(0, len(v), s)]
-    np.testing.assert_allclose(buckets, expected, atol=1e-12)
-    np.testing.assert_array_equal(buckets, robust.bucketing(v, s, seed))
-
-
-def test_attacks():
-    good = np.random.default_rng(0).standard_normal((20, 6))
-    # n = 25, f = 5: s = ⌊13.5⌋ − 5 = 8 and z = Φ⁻¹(12/20) = 0.2533
-    np.testing.assert_allclose(robust.alie(good, 25, 5), good.mean(0) - 0.2533471 * good.std(0), atol=1e-6)
-    np.testing.assert_allclose(robust.ipm(good, 0.5), -0.5 * good.mean(0))
-    np.testing.assert_array_equal(robust.mimic(good, 3), good[3])
-    np.testing.assert_array_equal(robust.sign_flip(good[0]), -good[0])
-    assert np.isnan(robust.nan(good[0])).all()
-    drawn = robust.noise(np.zeros(10_000), 3.0, seed=1)
-    assert abs(drawn.std() - 3.0) < 0.1
-    assert torch.equal(robust.noise(torch.zeros(9), 1.0, 1), robust.noise(torch.ones(9), 1.0, 1))
-
-
-def test_mimic_finds_who_is_farthest_out():
-    rng = np.random.default_rng(0)
-    axis = np.eye(8)[5]
-    places = np.append(rng.standard_normal(9), 6.0)
-    direction = rng.standard_normal(8)
-    for step in range(30):
-        good = 5 * places[:, None] * axis + 0.1 * rng.standard_normal((10, 8))
-        direction = robust.mimic_direction(good, direction, step)
-    assert abs(direction @ axis) > 0.99
-    assert robust.mimic_worker(good, direction) == 9

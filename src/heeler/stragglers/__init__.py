@@ -1,33 +1,13 @@
-"""Workers that lag: who they are, and how not to wait for them.
+"""Slow workers: which rank it is, and how not to wait for it.
 
     watch = heeler.stragglers.watch(model, optimizer)       # on every rank; then train
     print(watch.report())                                   # which rank the others wait for
 
-`report`: that; `limit`: a step of bounded time; `assign`: codes with which a gradient is whole before every worker has
-answered; `simulate`: how many workers these wait for; `coded`: a runner with such a code.
+`StepLimit` bounds the time of a step. `CodedRunner` goes on as soon as every batch has come in once.
 """
 
-from heeler.stragglers.assign import assign_bcc, assign_fractional, code_of, cyclic_code, decode
-from heeler.stragglers.coded import CodedRunner, Gathered
-from heeler.stragglers.limit import StepLimit
-from heeler.stragglers.report import Report, Watch, watch
-from heeler.stragglers.simulate import Simulation, coupons, delays, recovery_threshold, simulate
+from heeler.stragglers.coded_runner import CodedRunner, Gathered, assign_bcc
+from heeler.stragglers.slow_ranks import Report, Watch, watch
+from heeler.stragglers.step_limit import StepLimit
 
-__all__ = [
-    "CodedRunner",
-    "Gathered",
-    "Report",
-    "Simulation",
-    "StepLimit",
-    "Watch",
-    "assign_bcc",
-    "assign_fractional",
-    "code_of",
-    "coupons",
-    "cyclic_code",
-    "decode",
-    "delays",
-    "recovery_threshold",
-    "simulate",
-    "watch",
-]
+__all__ = ["CodedRunner", "Gathered", "Report", "StepLimit", "Watch", "assign_bcc", "watch"]

@@ -1,6 +1,6 @@
-"""All-to-all slices: every rank gets one n-th of everyone's vector and makes that part of the result, for all ranks.
+"""All-to-all slices: every rank gets one n-th of everyone's vector and computes that part of the result for all ranks.
 
-So a rank holds d numbers of others, not n · d, and sends as many bytes as in a ring all-reduce: d (n − 1)/n numbers out
+So a rank holds d values of others, not n · d, and sends as many bytes as in a ring all-reduce: d (n − 1)/n values out
 and as many of the result.
 """
 
@@ -12,25 +12,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from heeler.robust.aggregation_rules import median_of, trimmed_mean_of
+from heeler.robust.aggregator_settings import Settings
+from heeler.robust.exclusions import Exclusions, far_off
+from heeler.robust.gram_weights import TooManyLost
+
 CHUNK = 1 << 16
-"""Columns that are turned into double precision at once."""
+"""Columns that are converted to double precision at once."""
 
 
 class Slices:
     """One vector (b,) of every rank on its way to the slices' owners.
 
     Args:
-        vector: this rank's; it must stay as it is until `received`.
+        vector: this rank's; it must not change before `received`.
         group: the ranks, n of them.
     """
 
     def __init__(self, vector: Tensor, group: Any) -> None:
         n = dist.get_world_size(group)
         self.vector, self.group = vector, group
-        self._width = -(-vector.numel() // n)
-        short = n * self._width - vector.numel()
+        width = -(-vector.numel() // n)
+        short = n * width - vector.numel()
         self._sent = torch.cat([vector, vector.new_zeros(short)]) if short else vector
-        self._rows = torch.empty(n, self._width, dtype=vector.dtype, device=vector.device)
+        self._rows = torch.empty(n, width, dtype=vector.dtype, device=vector.device)
         self._work = dist.all_to_all_single(self._rows.view(-1), self._sent, group=group, async_op=True)
 
     def received(self) -> Tensor:
@@ -71,9 +76,25 @@ def weighted(rows: Tensor, weights: Tensor) -> Tensor:
     return weights[used].to(rows) @ rows[used.to(rows.device)]
 
 
-def finite_everywhere(rows: list[Tensor], group: Any) -> list[bool]:
-    """[n] whose vectors are finite in all slices of all ranks. `rows`: (n, c) slices, one per bucket."""
+def by_coordinate(settings: Settings, rows: list[Tensor], group: Any, exclusions: Exclusions) -> list[Tensor]:
+    """One (c,) result per (n, c) slice, by the median or the trimmed mean. Counts who is far off; or TooManyLost."""
     bad = torch.stack([~torch.isfinite(part.sum(dim=1, dtype=torch.float32)) for part in rows]).any(dim=0)
     marks = bad.to(torch.int32)
     dist.all_reduce(marks, dist.ReduceOp.MAX, group=group)
-    return [not mark for mark in marks.tolist()]
+    finite = marks == 0
+    n = len(finite)
+    lost = n - int(finite.sum())
+    if lost > settings.f:
+        raise TooManyLost(lost, n, settings.f)
+    kept = [part[finite] if lost else part for part in rows]
+    if settings.rule == "median":
+        results = [median_of(part) for part in kept]
+    else:
+        results = [trimmed_mean_of(part, settings.f - lost) for part in kept]
+    away = [(part - result).square().sum(dim=1) for part, result in zip(kept, results, strict=True)]
+    summed = torch.stack(away).sum(dim=0, dtype=torch.float64)
+    dist.all_reduce(summed, group=group)
+    squares = torch.full((n,), torch.nan, dtype=torch.float64)
+    squares[finite.cpu()] = summed.cpu()
+    exclusions.note(far_off(squares.numpy()))
+    return results

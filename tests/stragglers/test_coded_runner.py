@@ -1,5 +1,6 @@
-"""The runner over real ranks: exact whoever answers, and it goes on without those who sleep or die."""
+"""BCC, and the runner over real ranks: exact whoever answers, and it goes on without those who sleep or die."""
 
+import itertools
 import os
 import signal
 import time
@@ -9,23 +10,54 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from heeler.stragglers import CodedRunner, assign_bcc, assign_fractional, code_of, cyclic_code
+from heeler.stragglers import CodedRunner, assign_bcc
 from tests.distributed.ranks import Heard, problem, run_ranks
 
 EXAMPLES = 24
 RATE = 2.0**-10
-CODES = {
-    "uncoded": code_of(range(4)),
-    "bcc": code_of(assign_bcc(4, 2, seed=3)),
-    "fractional": code_of(assign_fractional(4, 1)),
-    "cyclic": cyclic_code(4, 1),
-    "cyclic, 2": cyclic_code(4, 2),
-    "six, bcc": code_of(assign_bcc(6, 2, seed=1)),
-    "six, fractional": code_of(assign_fractional(6, 2)),
-    "six, cyclic": cyclic_code(6, 3),
+ASSIGNMENTS = {
+    "each its own": [0, 1, 2, 3],
+    "bcc": assign_bcc(4, 2, seed=3),
+    "pairs": [0, 0, 1, 1],
+    "six, bcc": assign_bcc(6, 2, seed=1),
+    "six, threes": [0, 0, 0, 1, 1, 1],
 }
+
+
+@given(workers=st.integers(1, 40), share=st.floats(0.05, 0.35), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_bcc_covers_every_batch_whatever_the_draw(workers: int, share: float, seed: int) -> None:
+    batches = max(1, int(workers * share))
+    assignment = assign_bcc(workers, batches, seed)
+    assert assignment.shape == (workers,)
+    assert set(assignment.tolist()) == set(range(batches))
+    assert np.array_equal(assignment, assign_bcc(workers, batches, seed))
+
+
+def test_bcc_is_uniform_among_the_draws_that_cover() -> None:
+    """3 workers, 2 batches: six draws cover both, each as often as the others."""
+    drawn = [tuple(assign_bcc(3, 2, seed).tolist()) for seed in range(3000)]
+    counts = [drawn.count(draw) for draw in itertools.product(range(2), repeat=3)]
+    assert counts[0] == counts[-1] == 0
+    assert all(abs(count - 500) < 100 for count in counts[1:-1])  # 4.9 standard deviations
+
+
+def test_a_single_draw_often_misses_a_batch() -> None:
+    """What `assign_bcc` redraws for: 8 workers and 4 batches, 38%."""
+    rng = np.random.default_rng(0)
+    missed = np.mean([len(np.unique(rng.integers(0, 4, 8))) < 4 for _ in range(4000)])
+    assert missed == pytest.approx(0.377, abs=0.03)
+
+
+def test_bcc_that_cannot_cover_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="cannot cover 5 batches"):
+        assign_bcc(4, 5)
+    with pytest.raises(ValueError, match="assign them in turn"):
+        assign_bcc(40, 40)
 
 
 def batch_loss(model: nn.Module, batches: int, batch: int) -> torch.Tensor:
@@ -57,14 +89,13 @@ def run(
     if rank:
         for p in model.parameters():
             nn.init.zeros_(p)  # workers have the leader's weights or none
-    code = CODES[name]
-    runner = CodedRunner(model, code, timeout=timeout)
+    runner = CodedRunner(model, ASSIGNMENTS[name], timeout=timeout)
 
     def loss_of(batch: int, step: int) -> torch.Tensor:
         if rank in faults and step >= faults[rank][1]:
             os.kill(os.getpid(), signal.SIGKILL if faults[rank][0] == "killed" else signal.SIGSTOP)
         time.sleep(sleepers.get(rank, 0.0))
-        return batch_loss(model, code.shape[1], batch)
+        return batch_loss(model, runner.batches, batch)
 
     if rank:
         return {"answered": runner.serve(loss_of)}
@@ -86,34 +117,30 @@ def run(
 
 
 def check(name: str, result: dict[str, Any], steps: int) -> None:
-    expected = plainly(CODES[name].shape[1], steps)
+    expected = plainly(len(set(ASSIGNMENTS[name])), steps)
     assert result["error"] is None
     assert [g.step for g in result["gathered"]] == list(range(steps))
-    for found, wanted in zip(result["states"], expected, strict=True):
-        if "cyclic" in name:
-            assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
-        else:
-            assert torch.equal(found, wanted)
+    assert all(torch.equal(found, wanted) for found, wanted in zip(result["states"], expected, strict=True))
 
 
-@pytest.mark.parametrize("name", ["uncoded", "bcc", "cyclic"])
-def test_every_code_is_exact(name: str) -> None:
+@pytest.mark.parametrize("name", ["each its own", "bcc"])
+def test_the_sum_is_exact(name: str) -> None:
     results = run_ranks(5, run, name, 12, {}, {}, 30.0)
     check(name, results[0], 12)
-    if name == "uncoded":
-        assert all(sorted(g.heard) == [1, 2, 3, 4] for g in results[0]["gathered"])
+    gathered = results[0]["gathered"]
+    assert all(len(g.used) == len(set(ASSIGNMENTS[name])) and set(g.used) <= set(g.heard) for g in gathered)
+    if name == "each its own":
+        assert all(sorted(g.heard) == [1, 2, 3, 4] for g in gathered)
         assert [r["answered"] for r in results[1:]] == [12] * 4
-    if name == "cyclic":
-        assert {len(g.heard) for g in results[0]["gathered"]} == {3}
 
 
-@pytest.mark.parametrize(
-    ("name", "sleepers"), [("fractional", [2]), ("cyclic, 2", [1, 3]), ("six, fractional", [1, 2, 4])]
-)
-def test_sleepers_are_not_waited_for_and_their_late_messages_are_thrown_away(name: str, sleepers: list[int]) -> None:
+@pytest.mark.parametrize(("name", "sleepers"), [("pairs", [2]), ("six, threes", [1, 2, 4]), ("six, bcc", None)])
+def test_sleepers_are_not_waited_for_and_their_late_messages_are_dropped(name: str, sleepers: list[int] | None) -> None:
+    assignment = list(ASSIGNMENTS[name])
+    if sleepers is None:  # all but one worker of each batch
+        sleepers = [w + 1 for w in range(6) if assignment.index(assignment[w]) != w]
     steps, nap = 30, 0.3
-    batches_each = int((CODES[name][0] != 0).sum())
-    results = run_ranks(len(CODES[name]) + 1, run, name, steps, dict.fromkeys(sleepers, nap / batches_each), {}, 30.0)
+    results = run_ranks(len(assignment) + 1, run, name, steps, dict.fromkeys(sleepers, nap), {}, 30.0)
     check(name, results[0], steps)
     gathered = results[0]["gathered"]
     assert np.median([g.seconds for g in gathered]) < nap / 2
@@ -125,7 +152,7 @@ def test_sleepers_are_not_waited_for_and_their_late_messages_are_thrown_away(nam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("name", ["six, bcc", "six, fractional", "six, cyclic"])
+@pytest.mark.parametrize("name", ["six, bcc", "six, threes"])
 def test_sleepers_drawn_at_random(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     chosen = (1 + rng.permutation(6)[: 1 + seed % 3]).tolist()
@@ -135,9 +162,9 @@ def test_sleepers_drawn_at_random(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_a_dead_worker_is_as_good_as_a_late_one(how: str) -> None:
-    results = run_ranks(5, run, "fractional", 20, {}, {3: (how, 5)}, 1.5, lost=(3,))
-    check("fractional", results[0], 20)
+def test_a_dead_worker_is_treated_like_a_late_one(how: str) -> None:
+    results = run_ranks(5, run, "pairs", 20, {}, {3: (how, 5)}, 1.5, lost=(3,))
+    check("pairs", results[0], 20)
     assert results[0]["seconds"] < 2.0 + 3.0
     said = ["ranks 3 did not answer within 1.5 s and may still be at work"]
     assert results[0]["said"] == (said if how == "frozen" else [])  # a closed connection tells at once
@@ -145,7 +172,7 @@ def test_a_dead_worker_is_as_good_as_a_late_one(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_dead_worker_that_is_needed_is_named_within_the_timeout(how: str) -> None:
-    results = run_ranks(5, run, "uncoded", 20, {}, {3: (how, 5)}, 1.5, lost=(1, 2, 3, 4))
+    results = run_ranks(5, run, "each its own", 20, {}, {3: (how, 5)}, 1.5, lost=(1, 2, 3, 4))
     assert len(results[0]["states"]) == 5
     assert "nothing came from ranks 3 " in results[0]["error"]
     assert ("ranks 3 are gone" in results[0]["error"]) == (how == "killed")
@@ -154,7 +181,7 @@ def test_a_dead_worker_that_is_needed_is_named_within_the_timeout(how: str) -> N
 
 def dying_while_it_sends(rank: int) -> list[list[int]]:
     model = nn.Linear(2_000_000, 1, bias=False)
-    runner = CodedRunner(model, CODES["fractional"][:2, :1], timeout=20.0)
+    runner = CodedRunner(model, [0, 0], timeout=20.0)
     if rank == 0:
         heard = [runner.gather().heard for _ in range(6)]
         runner.close()
@@ -179,7 +206,7 @@ def test_a_worker_that_dies_while_it_sends() -> None:
 
 def leaderless(rank: int) -> tuple[str, float]:
     _, model = problem(EXAMPLES)
-    runner = CodedRunner(model, CODES["uncoded"], timeout=3.0)
+    runner = CodedRunner(model, [0, 1, 2, 3], timeout=3.0)
     if rank == 0:
         runner.gather()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -199,29 +226,30 @@ def refusals(rank: int) -> list[str]:
     _, model = problem(EXAMPLES)
     said = []
     for build in (
-        lambda: CodedRunner(model, code_of([0, 1, 2])),
-        lambda: CodedRunner(model, np.array([[1.0, 0.0]])),
-        lambda: CodedRunner(nn.parallel.DistributedDataParallel(nn.Linear(2, 1)), code_of([0])),
-        lambda: CodedRunner(model, (2.0 + rank) * code_of([0])),
+        lambda: CodedRunner(model, [0, 1, 2]),
+        lambda: CodedRunner(model, np.eye(2)),
+        lambda: CodedRunner(model, []),
+        lambda: CodedRunner(model, [0, 2]),
+        lambda: CodedRunner(nn.parallel.DistributedDataParallel(nn.Linear(2, 1)), [0, 0]),
+        lambda: CodedRunner(model, [0, 1] if rank != 2 else [1, 0]),
     ):
-        try:
+        with pytest.raises((ValueError, TypeError)) as caught:
             build()
-        except (ValueError, TypeError) as error:
-            said.append(str(error))
-    runner = CodedRunner(model, code_of([0]), timeout=5.0)
+        said.append(str(caught.value))
+    runner = CodedRunner(model, [0, 0], timeout=5.0)
     wrong = runner.gather if rank else lambda: runner.serve(lambda batch, step: torch.zeros(()))
-    try:
+    with pytest.raises(RuntimeError) as caught:
         wrong()
-    except RuntimeError as error:
-        said.append(str(error))
     dist.barrier()
-    return said
+    return [*said, str(caught.value)]
 
 
 def test_what_is_refused() -> None:
-    for said in run_ranks(2, refusals):
-        assert "needs 4 ranks" in said[0]
-        assert "of no use" in said[1]
-        assert "wrapped in DDP" in said[2]
-        assert "rank 1 has another code" in said[3]
-        assert "rank 0 calls gather()" in said[4]
+    for said in run_ranks(3, refusals):
+        assert "3 workers need 4 ranks" in said[0]
+        assert "one per worker" in said[1]
+        assert "one per worker" in said[2]
+        assert "no worker has batch 1" in said[3]
+        assert "wrapped in DDP" in said[4]
+        assert "rank 2 has another assignment" in said[5]
+        assert "rank 0 calls gather()" in said[6]

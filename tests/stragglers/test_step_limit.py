@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections import namedtuple
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import heeler
 from heeler.notices import HeelerWarning
 from heeler.stragglers import StepLimit
-from heeler.stragglers.split import part_of, rows_of
+from heeler.stragglers.nested_tensors import part_of, rows_of
 from tests.distributed.ranks import gradients, problem, run_ranks
 
 
@@ -32,7 +33,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("heeler.stragglers.limit.time", self)
+        monkeypatch.setattr("heeler.stragglers.step_limit.time", self)
 
     def monotonic(self) -> float:
         return self.now
@@ -58,7 +59,7 @@ def test_the_gradient_is_the_mean_over_what_was_reached(monkeypatch: pytest.Monk
     assert (limit.reached, limit.missed) == (6, 6)
     assert limit.metrics() == {"examples_missed": 6.0, "share_missed": 0.5, "share_missed_by_all": 0.5}
     model.zero_grad()
-    clock.now += 0.5  # the limit began anew with reduce()
+    clock.now += 0.5  # the limit started again with reduce()
     assert [len(x) for x, _ in limit.parts(dataset.tensors, 5)] == [5, 5, 2]
 
 
@@ -132,14 +133,22 @@ def test_what_is_refused() -> None:
 Pair = namedtuple("Pair", "x y")
 
 
+@dataclass
+class Named:
+    x: torch.Tensor
+    name: str
+
+
 def test_batches_of_every_kind_are_cut() -> None:
     x, y, note = torch.arange(6), torch.arange(12).reshape(6, 2), torch.tensor(3.0)
-    batch = {"pair": Pair(x, y), "more": [x, ("text", note)]}
+    batch = {"pair": Pair(x, y), "more": [x, ("text", note)], "named": Named(x, "text")}
     assert rows_of(batch) == 6
     cut = part_of(batch, 2, 4)
     assert cut["pair"].x.tolist() == [2, 3]
     assert cut["pair"].y.tolist() == [[4, 5], [6, 7]]
     assert cut["more"][1] == ("text", note)
+    assert cut["named"].x.tolist() == [2, 3]
+    assert cut["named"].name == "text"
     assert cut["more"][0].data_ptr() == x[2:].data_ptr()  # a view, which Heeler knows again
     with pytest.raises(ValueError, match="has none"):
         rows_of(["text", note])

@@ -1,44 +1,46 @@
 """Which rank do the others wait for? From the time to the first gradient of every step.
 
-After a synchronous backward all ranks look equally slow: who was early has waited in the all-reduce for who was late.
-So a step is timed from the optimizer's step before it, when all ranks have just been let go, to the moment its backward
-reaches the model's output. Up to there, loading, forward and loss, nobody waits for anybody.
+After a synchronous backward all ranks look equally slow: early ranks have waited in the all-reduce for late ones. So a
+step is timed from the optimizer's step before it, when all ranks continue at once, to the moment its backward reaches
+the model's output. In that time (loading, forward and loss) no rank waits for another.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from heeler.notices import warn
-from heeler.stragglers.assign import FloatArray
+from heeler.stragglers.nested_tensors import tensors_in
+
+FloatArray = NDArray[np.float64]
 
 STEPS = 256
-"""Steps that a report is about, at most: the last ones. A rank sends 16 bytes for each."""
+"""A report is about the last 256 steps at most. A rank sends 16 bytes for each."""
 NOTABLE = 0.1
-"""A rank stands out from so large a share of the step on, if that is also more than chance would make it."""
+"""A rank stands out if it is behind by more than this share of the step, and by more than chance explains."""
 CHANCE = 3.0
 """Standard errors, of the mean or of the median."""
 FEWEST = 8
-"""Steps before any rank is named: with fewer, one in ten reports would name a rank for noise."""
+"""Steps before any rank is named: with fewer, noise would name a rank in one of ten reports."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `Watch.report` found; `print` it."""
+    """The result of `Watch.report`; `print` it."""
 
     ranks: list[int]
     seconds: FloatArray
-    """(ranks, steps) from the last optimizer's step to the first gradient."""
+    """(ranks, steps) from the optimizer's step before to the first gradient."""
 
     @property
     def behind(self) -> FloatArray:
@@ -63,7 +65,8 @@ class Report:
     def stragglers(self) -> list[int]:
         """The ranks that the others wait for, the slowest first; none where no rank stands out.
 
-        Late in most steps (the median, which a pause of the machine does not move) or now and then (the mean).
+        A rank is late in most steps (by the median, which a pause of the machine does not move) or now and then (by the
+        mean).
         """
         if self.steps < FEWEST or len(self.ranks) < 2:
             return []
@@ -78,13 +81,13 @@ class Report:
 
     @property
     def _behind(self) -> FloatArray:
-        """(ranks, steps) behind the median rank: in the middle by its median; of two in the middle, the quicker."""
+        """(ranks, steps) behind the median rank, the one in the middle by its median; of two, the quicker."""
         by_time = np.lexsort((self.seconds.mean(axis=1), np.median(self.seconds, axis=1)))
         middle = by_time[(len(self.ranks) - 1) // 2]
         return np.asarray(self.seconds - self.seconds[middle])
 
     def as_numbers(self) -> dict[str, float]:
-        """For any logger. `straggler` is -1 where no rank stands out."""
+        """For a logger. `straggler` is -1 where no rank stands out."""
         if not self.steps:
             return {}
         named = self.stragglers
@@ -137,46 +140,42 @@ class Report:
 
 
 def watch(model: nn.Module, optimizer: torch.optim.Optimizer, group: Any = None) -> Watch:
-    """Time the steps of `model` from now on, on every rank: hooks on the model and on its optimizer.
-
-    watch = heeler.stragglers.watch(model, optimizer)
-    ...                                                     # train
-    print(watch.report())                                   # on every rank, say once per epoch
+    """Time the steps of `model` from now on, on every rank, with hooks on the model and on its optimizer.
 
     Args:
         model: what the loop calls (the DDP wrapper, where there is one).
-        optimizer: its optimizer; the step begins when the one before it was taken.
+        optimizer: its optimizer; a step begins with the end of the one before.
         group: the ranks to compare; all by default.
     """
     return Watch(model, optimizer, group)
 
 
 class Watch:
-    """Times steps; made by `watch`. With accumulation the step's last backward counts."""
+    """Times steps; `watch` makes it. With accumulation the step's last backward counts."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: Any = None) -> None:
         self._group = group
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._steps: deque[tuple[int, Any, Any]] = deque(maxlen=STEPS)
-        """Number, moment it began, moment of its first gradient."""
+        """Number of the step, when it began, when its first gradient came."""
         self._number = 0
         self._began: Any = None
         self._first: Any = None
-        self._said = False
+        self._warned = False
         self._hooks = [
             model.register_forward_hook(self._after_forward),
             optimizer.register_step_pre_hook(self._before_step),
         ]
 
-    def remove(self) -> None:
-        """Take the hooks off."""
+    def close(self) -> None:
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     def report(self) -> Report:
-        """What was seen since the last report. Every rank calls it: there is one small all-gather.
+        """The steps since the last report. Every rank calls it: it is one small all-gather.
 
-        A rank that is gone ends it as it would end any collective: with an error, after the group's timeout at most.
+        If a rank has died, it ends like any collective: with an error, after the group's timeout at most.
         """
         own = np.full((STEPS, 2), -1.0)
         if self._steps:
@@ -214,12 +213,12 @@ class Watch:
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        tensors = [t for t in _tensors(output) if t.requires_grad]
-        if not tensors and not self._said:
-            self._said = True
+        tensors = [t for t in tensors_in(output) if t.requires_grad]
+        if not tensors and not self._warned:
+            self._warned = True
             warn(
                 "a forward of the watched model returned no tensor with a gradient, so its step cannot be timed: watch "
-                "the module whose output the loss is made of"
+                "the module whose output the loss is computed from"
             )
         reached = False
 
@@ -232,7 +231,7 @@ class Watch:
         for tensor in tensors:
             tensor.register_hook(first)
 
-    # The clock: the host's, or, where work is queued for a GPU, that GPU's
+    # The clock: the host's; or the GPU's, where work is queued for one
 
     def _now(self) -> Any:
         if self._device.type != "cuda":
@@ -246,18 +245,3 @@ class Watch:
             return float(first - began)
         first.synchronize()
         return float(began.elapsed_time(first)) / 1e3
-
-
-def _tensors(output: Any, depth: int = 0) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif depth < 4:
-        parts: Any = ()
-        if isinstance(output, Mapping):
-            parts = output.values()
-        elif isinstance(output, (tuple, list)):
-            parts = output
-        elif is_dataclass(output) and not isinstance(output, type):
-            parts = [getattr(output, field.name) for field in fields(output)]
-        for part in parts:
-            yield from _tensors(part, depth + 1)

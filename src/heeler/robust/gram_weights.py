@@ -1,10 +1,10 @@
-"""Vector rules as weights: the result is Σ w_i x_i, and the weights need no more than the inner products ⟨x_i, x_j⟩.
+"""Vector rules as weights: the result is Σ w_i x_i, and the weights need only the inner products ⟨x_i, x_j⟩.
 
-So d numbers per worker need not be in one place. The n × n Gram matrix of sketches, or of slices that are added up, is
-enough; the weighted sum is then one ordinary all-reduce. Everything here is n × n numbers in double precision.
+So whole gradients need not be in one place. The n × n Gram matrix, of sketches or summed over slices, is enough; the
+weighted sum is then one ordinary all-reduce. Everything here is n × n in double precision.
 
-A row of the Gram matrix with a NaN or an infinity in its diagonal is of a worker whose vector is not finite: it gets
-weight 0 and counts as one of the f.
+A worker whose place in the Gram matrix's diagonal is NaN or infinite has a vector that is not finite: it gets weight 0
+and counts as one of the f.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.robust.arrays import check_f
-
 Matrix = NDArray[np.float64]
 
 SETTLED = 1e-9
@@ -24,7 +22,28 @@ SETTLED = 1e-9
 
 
 class TooManyLost(ValueError):
-    """More vectors are not finite than the rule bears."""
+    """More vectors are not finite than the rule tolerates."""
+
+    def __init__(self, lost: int, n: int, most: int) -> None:
+        super().__init__(f"{lost} of {n} vectors have a NaN or an infinity; at most {most} may here")
+        self.lost = lost
+
+
+def check_f(rule: str, n: int, f: int) -> None:
+    """ValueError if the rule does not tolerate f bad workers of n; it names the condition."""
+    if isinstance(f, bool) or not isinstance(f, (int, np.integer)) or f < 0:
+        raise ValueError(f"f is a number of workers, 0 or more, not {f!r}")
+    more, condition = (2, "n > 2f + 2") if rule in ("krum", "multi-krum") else (0, "n > 2f")
+    if n <= 2 * f + more:
+        most = (n - more - 1) // 2
+        tolerated = "none at all" if most < 0 else f"at most f = {most}"
+        raise ValueError(f"{rule} needs {condition}, but n = {n} and f = {f}: so many workers tolerate {tolerated}")
+
+
+def check_m(m: int, most: int) -> None:
+    """ValueError unless Multi-Krum can average m vectors: more than n − f would include a bad one."""
+    if not 1 <= m <= most:
+        raise ValueError(f"m is 1 to n − f = {most}, not {m!r}")
 
 
 def weights(rule: str, gram: NDArray[Any], f: int, **parameters: Any) -> Matrix:
@@ -32,8 +51,8 @@ def weights(rule: str, gram: NDArray[Any], f: int, **parameters: Any) -> Matrix:
 
     Args:
         rule: "krum", "multi-krum", "geometric-median" or "centered-clipping".
-        gram: (n, n) inner products of the workers' vectors. For centred clipping: of what is left when the centre has
-            been taken off, and the result is the centre plus the weighted sum.
+        gram: (n, n) inner products of the workers' vectors. For centred clipping: of the vectors minus the centre, and
+            the result is the centre plus the weighted sum.
         f: how many of the n may be bad.
         parameters: `m` of multi-krum, `nu` and `iterations` of the geometric median, `tau` and `iterations` of centred
             clipping.
@@ -43,15 +62,18 @@ def weights(rule: str, gram: NDArray[Any], f: int, **parameters: Any) -> Matrix:
     finite = np.isfinite(np.diag(gram))
     lost = n - int(finite.sum())
     if lost > f:
-        raise TooManyLost(f"{lost} of {n} vectors have a NaN or an infinity, and f is {f}")
+        raise TooManyLost(lost, n, f)
     result = np.zeros(n)
     result[finite] = VECTOR_RULES[rule](np.asarray(gram, np.float64)[np.ix_(finite, finite)], f - lost, **parameters)
     return result
 
 
 def gram_of(rows: NDArray[Any]) -> Matrix:
-    """(n, n) of (n, K) sketches, summed one after the other: a library's own order of sums differs between machines,
-    and ranks whose sums differ in the last bit could choose differently where two workers are level."""
+    """(n, n) of (n, K) sketches, summed in one fixed order.
+
+    A library's order of sums differs between machines, and ranks whose sums differ in the last bit could choose
+    differently where two workers are tied.
+    """
     wide = np.asarray(rows, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.stack([np.cumsum(wide * row, axis=1)[:, -1] for row in wide])
@@ -68,7 +90,7 @@ def krum_scores(distances: NDArray[Any], f: int) -> Matrix:
     others = np.asarray(distances, np.float64).copy()
     np.fill_diagonal(others, np.inf)
     nearest = np.sort(others, axis=1)[:, : len(others) - f - 2]
-    return np.cumsum(nearest, axis=1)[:, -1]  # one after the other, as in `gram_of`
+    return np.cumsum(nearest, axis=1)[:, -1]  # in a fixed order, as in `gram_of`
 
 
 def krum_weights(gram: Matrix, f: int) -> Matrix:
@@ -83,10 +105,10 @@ def multi_krum_weights(gram: Matrix, f: int, m: int | None = None) -> Matrix:
 
 
 def best_of(scores: Matrix, f: int, m: int | None) -> NDArray[np.int64]:
-    """The m least scores' places, n − f where m is None. Of equal scores the first."""
+    """The places of the m least scores, n − f where m is None; of equal scores the first."""
     most = len(scores) - f
-    if m is not None and not 1 <= m <= most:
-        raise ValueError(f"m is 1 to n − f = {most}, not {m!r}: more would take in a bad worker for certain")
+    if m is not None:
+        check_m(m, most)
     return np.argsort(scores, kind="stable")[: most if m is None else m]
 
 

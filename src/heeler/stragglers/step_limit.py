@@ -7,8 +7,8 @@
         limit.reduce()
         optimizer.step(); optimizer.zero_grad()
 
-The gradients' sum and the number of examples in it are all-reduced and divided, so every example that was reached
-counts the same, on whichever rank. An example that was not reached keeps the sketch it has.
+The gradients' sum and the number of examples in it are all-reduced and divided, so every example that was reached has
+the same weight, whichever rank had it. An example that was not reached keeps the sketch it has.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from torch import Tensor, nn
 
 from heeler.notices import warn
 from heeler.ordering import Handle
-from heeler.stragglers.split import part_of, rows_of
-from heeler.stragglers.wrapped import refuse_wrapped
+from heeler.stragglers.nested_tensors import part_of, rows_of
+from heeler.stragglers.wrapped_models import refuse_wrapped
 
 EMPTY = 10
-"""Steps in a row without a single example after which a rank says so."""
+"""Steps in a row without an example after which a rank warns."""
 
 
 class StepLimit:
     """Bounds the time of a step; every rank of the group makes one, and then reduces gradients with it.
 
-    A micro-batch is begun if it would end in time, were it as long as the one before; and then it is finished. So a
+    A micro-batch is started if it would end in time, were it as long as the one before; and then it is finished. So a
     step takes no longer than the limit and the all-reduce, if a rank's micro-batches take about equally long.
-    Weights and buffers are taken from the group's first rank, as DDP does. Buffers are each rank's own from then on.
+    Weights and buffers are taken from the group's first rank, as DDP does. After that every rank keeps its own buffers.
 
     Args:
-        model: the model itself, not wrapped in DDP or FSDP, which would reduce gradients on their own.
+        model: the model itself, not wrapped in DDP or FSDP, which would reduce gradients themselves.
         seconds: the limit. It runs from the end of the last `reduce` (see `restart`).
-        handle: Heeler's, where the batches come from its sampler: it is told which examples were not reached.
+        handle: Heeler's, if the batches come from its sampler: it is told which examples were not reached.
         group: the ranks that train together; all by default.
     """
 
@@ -51,7 +51,7 @@ class StepLimit:
         if handle is not None and handle.sketcher.reduction != "sum":
             raise ValueError(
                 "the loss of a micro-batch is a sum over its examples here: use heeler.attach(model, sampler, "
-                "reduction='sum'), so that sketches are of that loss"
+                "reduction='sum')"
             )
         self.model, self.seconds, self.handle = model, seconds, handle
         self.reached = 0
@@ -68,39 +68,43 @@ class StepLimit:
         self._step_reached = self._step_missed = 0
         self._is_open = False
         self._empty_steps = 0
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         if self._is_shared:
             source = dist.get_process_group_ranks(self._group)[0]
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor.detach(), source, group=self._group)
 
     def restart(self) -> None:
-        """Start the limit now: after an evaluation, a checkpoint, or whatever else was no part of the step to come.
+        """Start the limit now: after an evaluation, a checkpoint, or anything else that is not part of a step.
 
-        With a handle, an epoch's first step starts it by itself; without one, call it there with the batch in hand.
+        With a handle, an epoch's first step starts it; without one, call it there once the first batch is loaded.
         """
         self._began = time.monotonic()
 
     def parts(self, batch: Any, size: int) -> Iterator[Any]:
         """Micro-batches of `size` examples, as long as there is time; views of the batch's tensors.
 
-        Of every one, call `backward()` on the *sum* of its examples' losses.
+        Call `backward()` on the *sum* of each one's losses.
         """
         if size < 1:
             raise ValueError(f"a micro-batch has at least one example, not {size}")
-        if self._is_open:
-            raise RuntimeError("the loop over the last batch's parts() was left before its end: see reduce()")
+        self._check_finished()
         rows = rows_of(batch)
+<<<<<<< HEAD:src/heeler/stragglers/limit.py
         epoch = None if self.handle is None else self.handle.session.epoch.number
         if (
             self._began is None or epoch != self._epoch
         ):  # an epoch's first batch waits for the loader and the next order
+=======
+        epoch = None if self.handle is None else self.handle.session.epoch
+        if self._began is None or epoch != self._epoch:  # its first batch waits for the loader and the next order
+>>>>>>> h-workers:src/heeler/stragglers/step_limit.py
             self.restart()
         self._epoch = epoch
         assert self._began is not None
         self._is_open = True
         done, last = 0, 0.0
-        pace = _Pace(next(self.model.parameters()).device)
+        device, queued = next(self.model.parameters()).device, None
         started = time.monotonic()
         # One more only if it would end in time, were it as long as the last; the first if there is any time left.
         while done < rows and started - self._began < self.seconds and started - self._began + last <= self.seconds:
@@ -108,25 +112,21 @@ class StepLimit:
             yield part_of(batch, done, stop)
             self._step_reached += stop - done
             done = stop
-            pace.keep()
+            queued = _keep_pace(device, queued)
             last, started = time.monotonic() - started, time.monotonic()
         self._is_open = False
         self._step_missed += rows - done
         if done < rows and self.handle is not None:
-            self.handle.session.drain(wait=True)  # what was reached is filed first
+            self.handle.session.drain(wait=True)  # first store what was reached
             self.handle.skip(rows - done)
 
     def reduce(self) -> int:
-        """Put the mean gradient over all examples reached, on all ranks, into `p.grad`; how many these were.
+        """Put the mean gradient over the examples reached on all ranks into `p.grad`; returns their number.
 
-        Every rank calls it once per step. If there were none, there are no gradients (`p.grad` is None), so that a step
-        of the optimizer changes nothing. A rank that is gone ends it as it would end any collective.
+        Every rank calls it once per step. If it is 0, there are no gradients (`p.grad` is None), so that a step of the
+        optimizer changes nothing. A dead rank ends it like any collective.
         """
-        if self._is_open:
-            raise RuntimeError(
-                "the loop over parts() was left before its end, so it is not known which examples are in the "
-                "gradients: let it end by itself"
-            )
+        self._check_finished()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         counted = [self._step_reached, self._step_missed, *(int(p.grad is not None) for p in parameters)]
         reached, missed, *have = self._sum(torch.tensor(counted, device=self._device(parameters))).tolist()
@@ -142,13 +142,20 @@ class StepLimit:
         return reached
 
     def metrics(self) -> dict[str, float]:
-        """Plain numbers for any logger: of this rank, and of all."""
+        """For a logger: of this rank, and of all."""
         own, every = self.reached + self.missed, self.reached_by_all + self.missed_by_all
         return {
             "examples_missed": float(self.missed),
             "share_missed": self.missed / max(1, own),
             "share_missed_by_all": self.missed_by_all / max(1, every),
         }
+
+    def _check_finished(self) -> None:
+        if self._is_open:
+            raise RuntimeError(
+                "the loop over parts() was left before its end, so it is not known which examples are in the "
+                "gradients: let it finish"
+            )
 
     def _average(self, parameters: list[nn.Parameter], reached: int) -> None:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -175,34 +182,32 @@ class StepLimit:
         self.missed_by_all += missed
         self._step_reached = self._step_missed = 0
         if not reached and missed:
-            self._say(
-                "no rank finished a micro-batch within the limit of %g s, so this step changes nothing: take a longer "
-                "limit, and call restart() after what is no part of a step, such as an evaluation",
-                self.seconds,
+            self._warn_once(
+                f"no rank finished a micro-batch within the limit of {self.seconds:g} s, so this step changes nothing: "
+                "set a longer limit, and call restart() after anything that is not part of a step, such as an "
+                "evaluation"
             )
         elif self._empty_steps == EMPTY:
-            self._say(
-                "this rank has reached no example for %d steps: the limit of %g s is over before its first micro-batch",
-                EMPTY,
-                self.seconds,
+            self._warn_once(
+                f"this rank has reached no example for {EMPTY} steps: the limit of {self.seconds:g} s is over before "
+                "its first micro-batch"
             )
 
-    def _say(self, message: str, *values: object) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            warn(message, *values)
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warn(message)
 
 
-class _Pace:
-    """Keeps the host no more than one micro-batch ahead of a GPU, whose queue would make every limit look kept."""
+def _keep_pace(device: torch.device, before: Any) -> Any:
+    """Wait for the GPU's event `before`, of the last micro-batch; returns this one's. None on a CPU.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._before: Any = None
-
-    def keep(self) -> None:
-        if self._device.type == "cuda":
-            before, self._before = self._before, torch.cuda.Event()
-            self._before.record(torch.cuda.current_stream(self._device))
-            if before is not None:
-                before.synchronize()
+    Without it the host would run ahead, and its clock would not see the work that is still queued.
+    """
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    if before is not None:
+        before.synchronize()
+    return event

@@ -1,4 +1,4 @@
-"""Codes: every batch is held, and any set of workers that should suffice does, exactly."""
+"""Codes of the literature: any set of workers that should suffice does; and the simulation equals the theory."""
 
 import itertools
 
@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heeler.stragglers import assign_bcc, assign_fractional, code_of, cyclic_code, decode
+from experiments.gradient_codes import (
+    assign_fractional,
+    code_of,
+    coupons,
+    cyclic_code,
+    decode,
+    first_of_all,
+    recovery_threshold,
+    simulate,
+)
+from heeler.stragglers import assign_bcc
 
 
 def spans_by_rank(code: np.ndarray, arrived: list[int]) -> bool:
@@ -15,38 +25,6 @@ def spans_by_rank(code: np.ndarray, arrived: list[int]) -> bool:
     rows = code[arrived]
     rank = np.linalg.matrix_rank(rows, tol=1e-8) if arrived else 0
     return rank == np.linalg.matrix_rank(np.vstack([rows, np.ones(code.shape[1])]), tol=1e-8)
-
-
-@given(workers=st.integers(1, 40), share=st.floats(0.05, 0.35), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
-def test_bcc_covers_every_batch_whatever_the_draw(workers: int, share: float, seed: int) -> None:
-    batches = max(1, int(workers * share))
-    assignment = assign_bcc(workers, batches, seed)
-    assert assignment.shape == (workers,)
-    assert set(assignment.tolist()) == set(range(batches))
-    assert np.array_equal(assignment, assign_bcc(workers, batches, seed))
-
-
-def test_bcc_is_uniform_among_the_draws_that_cover() -> None:
-    """3 workers, 2 batches: six draws cover both, each as often as the others."""
-    drawn = [tuple(assign_bcc(3, 2, seed).tolist()) for seed in range(3000)]
-    counts = [drawn.count(draw) for draw in itertools.product(range(2), repeat=3)]
-    assert counts[0] == counts[-1] == 0
-    assert all(abs(count - 500) < 100 for count in counts[1:-1])  # 4.9 standard deviations
-
-
-def test_a_single_draw_often_misses_a_batch() -> None:
-    """What `assign_bcc` redraws for: 8 workers and 4 batches, 38%."""
-    rng = np.random.default_rng(0)
-    missed = np.mean([len(np.unique(rng.integers(0, 4, 8))) < 4 for _ in range(4000)])
-    assert missed == pytest.approx(0.377, abs=0.03)
-
-
-def test_bcc_that_cannot_cover_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match="cannot cover 5 batches"):
-        assign_bcc(4, 5)
-    with pytest.raises(ValueError, match="assign_fractional"):
-        assign_bcc(40, 40)
 
 
 @given(groups=st.integers(1, 8), stragglers=st.integers(0, 5), data=st.data())
@@ -60,13 +38,6 @@ def test_fractional_repetition_survives_any_stragglers(groups: int, stragglers: 
     weights = decode(code, order[: workers - stragglers])
     assert weights is not None
     assert set(weights.tolist()) <= {0.0, 1.0}
-
-
-def test_fractional_repetition_needs_even_groups() -> None:
-    with pytest.raises(ValueError, match="cyclic_code"):
-        assign_fractional(7, 2)
-    with pytest.raises(ValueError, match="0 to 3 can be missing, not 4"):
-        assign_fractional(4, 4)
 
 
 @given(workers=st.integers(1, 24), data=st.data(), seed=st.integers(0, 1000))
@@ -128,12 +99,63 @@ def test_the_first_of_equal_messages_counts() -> None:
     assert decode(code, []) is None
 
 
-def test_input_that_is_no_code() -> None:
-    with pytest.raises(ValueError, match="code_of"):
-        decode(np.array([0, 1, 0]), [0])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"0\.\.1"):
-        decode(np.eye(2), [2])
-    with pytest.raises(ValueError, match="no worker has batch 1"):
-        code_of([0, 2])
-    with pytest.raises(ValueError, match="one per worker"):
-        code_of([])
+def slow_threshold(code: np.ndarray, order: np.ndarray) -> int:
+    """The plain twin: one more worker at a time."""
+    return next(k for k in range(1, len(order) + 1) if decode(code, order[:k]) is not None)
+
+
+def test_coupons() -> None:
+    assert coupons(1) == 1
+    assert coupons(2) == 3
+    assert coupons(5) == pytest.approx(11.4167, abs=1e-4)
+    rng = np.random.default_rng(0)
+    collected = []
+    for _ in range(2000):
+        seen: set[int] = set()
+        draws = 0
+        while len(seen) < 5:
+            seen.add(int(rng.integers(5)))
+            draws += 1
+        collected.append(draws)
+    assert np.mean(collected) == pytest.approx(coupons(5), abs=5 * np.std(collected) / 2000**0.5)
+
+
+def test_fifty_workers_that_hold_ten_units_each() -> None:
+    """The BCC paper's setting, n = 50 and r = 10: about 11, 41 and 50 workers are waited for."""
+    times = 10 + 10 * np.random.default_rng(0).standard_exponential((600, 50))
+    found, seconds = simulate([code_of(assign_bcc(50, 5, seed)) for seed in range(600)], times)
+    assert found.mean() == pytest.approx(coupons(5), abs=4 * found.std() / 600**0.5)
+    assert 11 <= found.mean() <= 12
+    cyclic, cyclic_seconds = simulate([cyclic_code(50, 9, seed) for seed in range(2)], times[:30])
+    assert set(cyclic.tolist()) == {41}
+    uncoded, uncoded_seconds = simulate([code_of(range(50))], times[:30])
+    assert set(uncoded.tolist()) == {50}
+    assert seconds[:30].mean() < cyclic_seconds.mean() < uncoded_seconds.mean()
+
+
+def test_fractional_repetition_waits_for_fewer_than_bcc_and_never_more_than_n_minus_s() -> None:
+    times = np.random.default_rng(1).standard_exponential((600, 50))
+    found, _ = simulate([code_of(assign_fractional(50, 9))], times)
+    assert first_of_all(5, 10) == pytest.approx(10.13, abs=0.01)
+    assert found.mean() == pytest.approx(first_of_all(5, 10), abs=4 * found.std() / 600**0.5)
+    assert found.max() <= 41
+
+
+@pytest.mark.parametrize("code", [code_of(assign_bcc(12, 4)), cyclic_code(9, 3), code_of(range(6))])
+def test_halving_finds_what_counting_finds(code: np.ndarray) -> None:
+    for seed in range(50):
+        order = np.random.default_rng(seed).permutation(len(code))
+        assert recovery_threshold(code, order) == slow_threshold(code, order)
+
+
+def test_seconds_are_those_of_the_last_worker_waited_for() -> None:
+    thresholds, seconds = simulate([code_of([0, 0, 1, 1])], np.array([[3.0, 1.0, 2.0, 9.0]]))
+    assert thresholds.tolist() == [2]
+    assert seconds.tolist() == [2.0]
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(ValueError, match="do not divide 7 workers evenly"):
+        assign_fractional(7, 2)
+    with pytest.raises(ValueError, match="not even all"):
+        recovery_threshold(code_of([0, 1]), [0])

@@ -49,7 +49,7 @@ def reports(rank: int, runs: list[dict[int, float]], steps: int, folder: str) ->
         train(rank, watched, slow, steps, ("loading", "loss")[run % 2])
         seconds = (time.perf_counter() - started) / steps
         report = seen.report()
-        seen.remove()
+        seen.close()
         found.append((report.stragglers, seconds, report.seconds.shape, report.last.tolist()))
         if folder and rank == 0 and run == 0:
             report.picture(Path(folder) / "picture.png")
@@ -186,7 +186,7 @@ def test_one_process_without_a_group_and_a_model_with_named_outputs() -> None:
     assert report.seconds.shape == (1, 256)
     assert report.stragglers == []
     assert seen.report().steps == 0  # each report is about what came after the last
-    seen.remove()
+    seen.close()
     model(torch.ones(1, 2))["out"][0].sum().backward()
     optimizer.step()
     assert seen.report().steps == 0

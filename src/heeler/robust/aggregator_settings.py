@@ -1,4 +1,4 @@
-"""What `install` was asked for, checked."""
+"""The checked arguments of `install`, which the aggregators for DDP and FSDP share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
-from heeler.robust.arrays import check_f
-from heeler.robust.gram import VECTOR_RULES
+from heeler.robust.gram_weights import VECTOR_RULES, check_f, check_m
 
 COORDINATE_RULES = ("median", "trimmed-mean")
 RULES = (*VECTOR_RULES, *COORDINATE_RULES)
@@ -54,8 +53,7 @@ class Settings:
         return self.by_coordinate or self.distances == "exact"
 
     def check(self, ranks: int) -> None:
-        """ValueError if so many ranks do not bear f bad ones."""
+        """ValueError if the rule does not tolerate f bad ones among so many ranks."""
         check_f(self.rule, ranks, self.f)
-        m = self.parameters.get("m")
-        if m is not None and not 1 <= m <= ranks - self.f:
-            raise ValueError(f"m is 1 to n − f = {ranks - self.f}, not {m!r}")
+        if self.parameters.get("m") is not None:
+            check_m(self.parameters["m"], ranks - self.f)

@@ -1,4 +1,4 @@
-"""Numbers kept for every parameter from step to step, laid out as DDP's buckets, which change after the first step."""
+"""Values kept for every parameter between steps, laid out like DDP's buckets, which change after the first step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from torch import Tensor, nn
 
 
 class BucketMemory:
-    """One flat tensor per bucket, and a view of it per parameter, in which a state is saved and loaded.
+    """One flat tensor per bucket, and a view of it per parameter, by which a state is saved and loaded."""
 
-    Args:
-        names: the parameters' names, by their id.
-    """
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        self._names = names
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._flat: dict[tuple[int, ...], Tensor] = {}
         self._views: dict[str, Tensor] = {}
 
@@ -25,10 +21,10 @@ class BucketMemory:
         """(b,) the memory of a bucket; zeros, or what its parameters had in other buckets or in a loaded state."""
         key = tuple(map(id, bucket.parameters()))
         if key not in self._flat:
-            self._lay_out(key, bucket.buffer(), bucket.gradients())
+            self._add(key, bucket.buffer(), bucket.gradients())
         return self._flat[key]
 
-    def _lay_out(self, key: tuple[int, ...], buffer: Tensor, gradients: list[Tensor]) -> None:
+    def _add(self, key: tuple[int, ...], buffer: Tensor, gradients: list[Tensor]) -> None:
         flat = torch.zeros_like(buffer)
         for parameter, gradient in zip(key, gradients, strict=True):
             name, start = self._names[parameter], gradient.storage_offset() - buffer.storage_offset()
@@ -43,9 +39,8 @@ class BucketMemory:
         return {name: view.detach().clone() for name, view in self._views.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        unknown = set(state) - set(self._names.values())
+        if unknown:
+            raise ValueError(f"the state has parameters that the model has not: {', '.join(sorted(unknown))}")
         self._flat = {}
         self._views = {name: value.detach().clone() for name, value in state.items()}
-
-
-def names_of(model: nn.Module) -> dict[int, str]:
-    return {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -1,4 +1,4 @@
-"""Models that reduce gradients on their own are refused where we do it."""
+"""Models that reduce gradients themselves are refused where Heeler does it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,4 @@ def refuse_wrapped(model: nn.Module) -> None:
 
     wrappers = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
     if any(isinstance(module, wrappers) for module in model.modules()):
-        raise TypeError(
-            "the model is wrapped in DDP or FSDP, which reduce gradients on their own: pass the model itself"
-        )
+        raise TypeError("the model is wrapped in DDP or FSDP, which reduce gradients themselves: pass the model itself")

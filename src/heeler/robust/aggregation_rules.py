@@ -1,20 +1,25 @@
 """Robust rules: from (n, d) vectors of n workers, f of which may be anything, to one vector (d,) near the good ones.
 
-All take NumPy arrays or torch tensors on any device, and give back the same kind. Distances are taken in double
-precision. NaNs and infinities never reach a result: see `arrays.screened`.
+All take NumPy arrays or torch tensors on any device, and return the same kind. Distances are in double precision. A
+vector with a NaN or an infinity is left out and counts as one of the f.
 """
 
 from __future__ import annotations
 
+from typing import Any, TypeVar, overload
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from heeler.robust.arrays import Vectors, as_tensor, like, screened, squared_distances
-from heeler.robust.gram import best_of, krum_scores
+from heeler.robust.gram_weights import TooManyLost, best_of, check_f, krum_scores
+
+Vectors = TypeVar("Vectors", NDArray[Any], Tensor)
 
 NETWORK = 64
 """Up to so many rows a network of minima and maxima sorts faster than `torch.sort`: 9 rows of 10⁶ numbers in all took
-6 ms against 18 on one core, 64 rows were level."""
+6 ms against 18 on one core, 64 rows took equally long."""
 
 
 def krum(v: Vectors, f: int) -> Vectors:
@@ -35,14 +40,13 @@ def multi_krum(v: Vectors, f: int, m: int | None = None) -> Vectors:
 
 
 def median(v: Vectors) -> Vectors:
-    """(d,) the median of every coordinate; of an even number the mean of the two in the middle (`torch.median` takes
-    the lower)."""
+    """(d,) the median of every coordinate; with an even n the mean of the two in the middle, unlike `torch.median`."""
     rows, _ = screened("median", as_tensor(v), None)
     return like(median_of(rows), v)
 
 
 def trimmed_mean(v: Vectors, f: int) -> Vectors:
-    """(d,) of every coordinate the mean without the f least and the f greatest (Yin et al. 2018). Needs n > 2f."""
+    """(d,) the mean of every coordinate without its f least and f greatest values (Yin et al. 2018). Needs n > 2f."""
     rows, left = screened("trimmed-mean", as_tensor(v), f)
     return like(trimmed_mean_of(rows, left), v)
 
@@ -61,16 +65,16 @@ def geometric_median(v: Vectors, nu: float = 1e-6, iterations: int = 32) -> Vect
 
 
 def centered_clipping(v: Vectors, center: Vectors, tau: float, iterations: int = 1) -> Vectors:
-    """(d,) c ← c + (1/n) Σ (x_i − c) min(1, τ/‖x_i − c‖), from the centre given (Karimireddy et al. 2021).
+    """(d,) c ← c + (1/n) Σ (x_i − c) min(1, τ/‖x_i − c‖), from the given centre (Karimireddy et al. 2021).
 
-    The centre is what the last step gave. τ has the scale of a worker's distance from it.
+    The centre is the last step's result. τ has the scale of a worker's distance from it.
     """
     if not tau > 0:
         raise ValueError(f"tau is a length above 0, not {tau!r}")
     rows, _ = screened("centered-clipping", as_tensor(v), None)
     c = as_tensor(center[None])[0].to(rows)
     if not torch.isfinite(c).all():
-        raise ValueError("the center has a NaN or an infinity: begin from zeros")
+        raise ValueError("the center has a NaN or an infinity: start from zeros")
     for _ in range(iterations):
         away = rows - c
         c = c + (away * (tau / away.norm(dim=1, keepdim=True)).clamp(max=1.0)).mean(dim=0)
@@ -98,3 +102,50 @@ def sorted_rows(v: Tensor) -> list[Tensor]:
         for i in range(turn % 2, len(rows) - 1, 2):
             rows[i], rows[i + 1] = torch.minimum(rows[i], rows[i + 1]), torch.maximum(rows[i], rows[i + 1])
     return rows
+
+
+# Input and output
+
+
+def as_tensor(v: Vectors) -> Tensor:
+    """(n, d) as a tensor of floats, without a copy where possible."""
+    tensor = torch.from_numpy(np.ascontiguousarray(v)) if isinstance(v, np.ndarray) else v
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"vectors are an (n, d) NumPy array or torch tensor, not a {type(v).__name__}")
+    if tensor.ndim != 2 or 0 in tensor.shape:
+        raise ValueError(f"vectors have the shape (n, d), one row per worker, not {tuple(tensor.shape)}")
+    if not tensor.is_floating_point():
+        raise ValueError(f"vectors are of floats, not of {tensor.dtype}")
+    return tensor.detach()
+
+
+@overload
+def like(result: Tensor, v: NDArray[Any]) -> NDArray[Any]: ...
+@overload
+def like(result: Tensor, v: Tensor) -> Tensor: ...
+def like(result: Tensor, v: Any) -> Any:
+    """The result in the kind and dtype of the input."""
+    if isinstance(v, np.ndarray):
+        return result.cpu().numpy().astype(v.dtype, copy=False)
+    return result.to(v.dtype)
+
+
+def screened(rule: str, v: Tensor, f: int | None) -> tuple[Tensor, int]:
+    """The finite rows, in double precision, and how many of them may still be bad.
+
+    f = None: the rule has no f, and fewer than half of the rows may be left out.
+    """
+    n = len(v)
+    if f is not None:
+        check_f(rule, n, f)
+    most = f if f is not None else (n - 1) // 2
+    finite = torch.isfinite(v).all(dim=1)
+    lost = n - int(finite.sum())
+    if lost > most:
+        raise TooManyLost(lost, n, most)
+    return v[finite].double(), most - lost
+
+
+def squared_distances(v: Tensor) -> Tensor:
+    """(n, n) ‖v_i − v_j‖², from differences: no digits are lost where vectors are long and close together."""
+    return torch.stack([(v - row).square().sum(dim=1) for row in v])

@@ -1,9 +1,9 @@
 """A sketch of a gradient: K numbers that keep inner products on average, in one pass over the gradient.
 
 The gradient is cut into rows of C numbers. A row is multiplied by random signs, summed, and added to one of K cells, so
-that E⟨sketch x, sketch y⟩ = ⟨x, y⟩: of two coordinates in one cell the signs are independent. A tile of K rows of signs
-is enough for K tiles of rows, since a tile's cells are shifted by one against those of the tile before: equal signs
-never meet in one cell. Where K ≥ d nothing is lost.
+that E⟨sketch x, sketch y⟩ = ⟨x, y⟩: two coordinates in one cell have independent signs. A tile of K rows of signs
+serves K tiles of rows, since each tile's cells are shifted by one against those of the tile before: equal signs never
+meet in one cell. Where K ≥ d nothing is lost.
 """
 
 from __future__ import annotations
@@ -23,13 +23,7 @@ AT_ONCE = 1 << 18
 
 
 class GradientSketch:
-    """The same on every rank that has the same seed, number of parameters and K.
-
-    Args:
-        parameters: how many numbers a gradient has.
-        dim: K.
-        seed: of the signs.
-    """
+    """The same on every rank that has the same number of parameters, K (`dim`) and seed."""
 
     def __init__(self, parameters: int, dim: int = 256, seed: int = 0) -> None:
         self.dim, self.seed = dim, seed
@@ -38,7 +32,7 @@ class GradientSketch:
         self._tiles: dict[tuple[int, torch.device], Tensor] = {}
 
     def add(self, cells: Tensor, part: Tensor, first_row: int) -> int:
-        """Add a part of the gradient, (b,) numbers, to the (K,) cells; the row after it, with which the next begins."""
+        """Add a part (b,) of the gradient to the (K,) cells; returns the row with which the next part begins."""
         full = part.numel() // self.row
         body, rest = part[: full * self.row].view(full, self.row), part[full * self.row :]
         at = first_row
@@ -60,14 +54,14 @@ class GradientSketch:
         return at + (rest.numel() > 0)
 
     def _scratch_like(self, part: Tensor) -> Tensor:
-        """Rows that are multiplied before they are summed: all K on a GPU, on a CPU what its own cache holds."""
+        """Rows that are multiplied before they are summed: all K on a GPU, on a CPU as many as its cache holds."""
         if self._scratch is None or self._scratch.dtype != part.dtype or self._scratch.device != part.device:
             rows = min(self.dim, max(1, AT_ONCE // self.row)) if part.device.type == "cpu" else self.dim
             self._scratch = torch.empty(rows, self.row, dtype=part.dtype, device=part.device)
         return self._scratch
 
     def _signs(self, tile: int, device: torch.device) -> Tensor:
-        """(K, C) of ±1, in bytes; a new one after every K tiles, when cells come round again."""
+        """(K, C) of ±1, in bytes; new ones after every K tiles, when all shifts have been used."""
         key = tile // self.dim, device
         if key not in self._tiles:
             drawn = random_signs(self.seed, f"robust/{key[0]}", self.dim, self.row) * math.sqrt(self.row)
