@@ -10,7 +10,7 @@ Within a step gradients are averaged, so what a step does wrong is the sum of it
    Where steps differ in size, those of each size are first made to add up to about nothing by themselves, since only
    steps of one size exchange examples.
 
-Strata are coordinates beside the vectors (`beside`), so that steps and prefixes also hold about their share of each.
+Strata are coordinates beside the vectors (`append_strata_columns`), so that steps and prefixes also hold about their share of each.
 
 docs/how-it-works.md says why, RESULTS.md what it is worth.
 """
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from heeler.herding import validate as check
 from heeler.herding.solver import Solution, solve
 from heeler.herding.steps import SWEEPS, Steps, centre
-from heeler.herding.strata import beside
+from heeler.herding.strata import append_strata_columns
 from heeler.herding.validate import Array, IntArray
 
 ROUNDS, FEWER, LARGE = 4, 3, 512
@@ -65,14 +65,14 @@ def solve_batches(
         order it starts from.
     """
     begun = time.perf_counter()
-    floats = check.as_floats(vectors, "(N, K)")
+    floats = check.as_floats(vectors)
     batch_size = check.check_positive(batch_size, "batch_size")
     shards = check.as_offsets(shard_sizes, len(floats))
     strata = None if strata is None else _checked_strata(strata, len(floats))
     seen = None if seen is None else _checked_seen(seen, len(floats))
     if strata is not None:
         _, scale = centre(floats, check.as_bits(floats), shards, seen)
-        floats = beside(floats, strata, 1 / scale)
+        floats = append_strata_columns(floats, strata, 1 / scale)
     rng = np.random.default_rng(seed)
     start = np.concatenate([a + rng.permutation(b - a) for a, b in pairwise(shards.tolist())])
     steps = Steps(floats, start, shards, batch_size, seen)

@@ -1,11 +1,7 @@
-"""A herding problem after checking: a flat table, a flat order, shards side by side, and each shard's mean.
-
-One worker's (N, K) and n workers' (n, m, K) are both cases of it, so there is one code path below the public functions.
-"""
+"""A herding problem after checking: a table, an order of its rows, shards side by side, and each shard's mean."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +29,6 @@ class Problem:
     """Type of the sums in `balance`: float32 where that is precise enough, else float64."""
     batch_size: int
     """Examples per worker between two judged prefixes."""
-    cube: bool
-    """Whether orders came, and have to go back, as (n, m) row numbers of each shard."""
 
     def balance(self, order: IntArray, following: IntArray, *, judge: bool = True) -> float:
         """Mean-centred sweep over one shard into `following`; returns the sum of squared prefix norms of `order`.
@@ -70,76 +64,35 @@ class Problem:
         shards, prefix = (self.offsets, self.means), check.aligned(self.table.shape[1])
         return kernels.prefix_norms(self.table, check.frozen(order), *shards, prefix, self.batch_size)
 
-    def as_given(self, order: IntArray) -> IntArray:
-        """A flat order in the form the caller's came in."""
-        return order.reshape(self.offsets.size - 1, -1) - self.offsets[:-1, None] if self.cube else order
-
 
 def make_problem(
     vectors: Any,
     order: Any,
     *,
-    cube: bool = False,
     batch_size: int = 1,
     shard_sizes: Sequence[int] | None = None,
     subset: bool = False,
-    screen: bool = False,
 ) -> Problem:
-    """Check what came from outside: vectors (N, K) and order (N,) or, as a cube, (n, m, K) and (n, m).
+    """Check what came from outside: vectors (N, K) and order (N,).
 
     With `subset`, order lists some of the rows, and shards are parts of that list.
     """
     from heeler.herding import kernels
 
     batch_size = check.check_positive(batch_size, "batch_size")
-    floats = check.as_floats(vectors, "(n, m, K)" if cube else "(N, K)")
-    if cube:
-        if subset:
-            raise ValueError("subset needs the flat form: vectors (N, K), order (N,) and shard_sizes")
-        workers, size, dim = floats.shape
-        local = check.as_integers(order, "orders")
-        if local.shape != (workers, size):
-            raise ValueError(f"orders must have shape {(workers, size)} for vectors {floats.shape}, got {local.shape}")
-        for j, own in enumerate(local):
-            check.as_order(own, size, what=f"orders[{j}]")
-        offsets = np.arange(workers + 1, dtype=np.int64) * size
-        floats, order = floats.reshape(-1, dim), (local + offsets[:-1, None]).reshape(-1)
-    else:
-        order = check.as_order(order, floats.shape[0], subset=subset)
-        offsets = check.as_offsets(shard_sizes, order.size)
-        if shard_sizes is not None and not subset:
-            check.check_own_rows(order, offsets)
+    floats = check.as_floats(vectors)
+    order = check.as_order(order, floats.shape[0], subset=subset)
+    offsets = check.as_offsets(shard_sizes, order.size)
+    if shard_sizes is not None and not subset:
+        check.check_own_rows(order, offsets)
     table = check.as_bits(floats)
     means = check.aligned(offsets.size - 1, table.shape[1])
     # With all rows in the order, shards lie side by side: file order reads several times faster than the given one.
     rows = check.frozen(np.arange(order.size) if order.size == table.shape[0] else order)
     squares = kernels.shard_means(table, rows, offsets, means)
     if not np.isfinite(means).all():  # as a NaN or infinity anywhere makes some mean
-        table = check.as_bits(_screened(floats, order, screen))
-        squares = kernels.shard_means(table, rows, offsets, means)
-    return Problem(table, order, offsets, means, _sums(table, means, squares / order.size), batch_size, cube)
-
-
-def _screened(floats: Array, order: IntArray, screen: bool) -> Array:
-    """The vectors with rows that are not finite set to zero, and a warning that names them, or an error that does.
-
-    No other copy of a table is ever made.
-    """
-    bad = check.nonfinite_rows(floats)
-    bad = bad[np.isin(bad, order)]
-    shown = ", ".join(map(str, bad[:8])) + (", ..." if bad.size > 8 else "")
-    if bad.size == 0:
-        raise ValueError("the vectors add up to more than float64 holds: scale them down")
-    if not screen:
-        raise ValueError(
-            f"{bad.size} vectors hold NaN or infinity, rows {shown}: drop them, or count them as zero with screen=True"
-        )
-    warnings.warn(
-        f"{bad.size} of {floats.shape[0]} vectors are not finite and count as zero: rows {shown}", stacklevel=4
-    )
-    floats = floats.copy()
-    floats[bad] = 0
-    return floats
+        check.refuse_nonfinite(floats, order, "drop them, or list the others with subset=True")
+    return Problem(table, order, offsets, means, _sums(table, means, squares / order.size), batch_size)
 
 
 def _sums(table: Array, means: NDArray[np.float64], square: float) -> Any:

@@ -251,11 +251,7 @@ def centre(
     means = check.aligned(shards.size - 1, floats.shape[1])
     squares = kernels.shard_means(table, check.frozen(known), offsets, means)
     if not math.isfinite(squares):
-        bad = np.intersect1d(check.nonfinite_rows(floats), known)
-        if bad.size == 0:
-            raise ValueError("the vectors' squares add up to more than float64 holds: scale them down")
-        shown = ", ".join(map(str, bad[:8])) + (", ..." if bad.size > 8 else "")
-        raise ValueError(f"{bad.size} vectors hold NaN or infinity, rows {shown}: leave them out of `seen`")
+        check.refuse_nonfinite(floats, known, "leave them out of `seen`")
     if squares == 0:
         return means, 1.0
     spread = squares - float(np.diff(offsets) @ np.einsum("jk,jk->j", means, means))

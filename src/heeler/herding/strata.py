@@ -95,7 +95,7 @@ def _as_labels(strata: Any) -> Array:
     raise ValueError(f"strata must hold integers, bools or strings, got {labels.dtype}")
 
 
-def beside(vectors: Array, strata: IntArray, length: float) -> Array:
+def append_strata_columns(vectors: Array, strata: IntArray, length: float) -> Array:
     """(N, K + C) a copy of the vectors (N, K) with coordinates of their strata, codes (N,), beside them.
 
     A stratum is a vector of its own: in a direction of its own up to `COLUMNS` of them; more have random signs, which

@@ -11,8 +11,8 @@ import numpy as np
 
 from heeler.herding import validate as check
 from heeler.herding.lazy import LazyOrder
+from heeler.herding.rules.herd import TabledRule
 from heeler.herding.rules.spec import RuleSpec
-from heeler.herding.rules.tabled import FilesVectors
 from heeler.levels.block_order import BlockOrder
 from heeler.levels.block_table import BlockTable
 from heeler.levels.halves import Blocks, Walk, walk_blocks, whitening
@@ -61,7 +61,7 @@ class _TwoLevels(RuleSpec):
         return _TwoLevels(self.kind, {**self.options, "table": f"{table}.{rank}"})
 
 
-class BlockHerd(FilesVectors):
+class BlockHerd(TabledRule):
     """Blocks are put in an order by their sums, and examples within two half blocks at a time: see `levels.halving`.
 
     The rows are kept in blocks, at random places (`levels.scatter`), in memory or in a file (`levels.table`). An order

@@ -24,7 +24,7 @@ class OnlineRule(BaseRule):
         rows = self._rows(indices)
         if rows.size == 0:
             return
-        floats = check.as_floats(vectors, "(b, K)")
+        floats = check.as_floats(vectors)
         if floats.shape != (rows.size, self.dim):
             raise ValueError(f"vectors must have shape {(rows.size, self.dim)}, got {floats.shape}")
         floats = np.ascontiguousarray(floats, np.float32 if floats.dtype == np.float16 else None)
