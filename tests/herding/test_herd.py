@@ -97,14 +97,14 @@ def test_batch_size_may_change_between_epochs():
 
 @pytest.mark.parametrize("options", [{}, {"shard_sizes": [9, 7]}, {"strata": [0, 1] * 8, "batch_size": 4}])
 def test_warming_up_changes_nothing_and_leaves_nothing_to_compile(options):
-    from heeler.herding import kernels, kernels_batches
+    from heeler.herding import kernels_batches, kernels_sweeps
 
     rule, other = (make_rule("herd", 16, 3, **options) for _ in range(2))
     rule.warm_up()
     assert str(rule.state_dict()) == str(other.state_dict())
 
     def compiled():
-        loops = [loop for module in (kernels, kernels_batches) for loop in vars(module).values()]
+        loops = [loop for module in (kernels_sweeps, kernels_batches) for loop in vars(module).values()]
         return sum(len(loop.signatures) for loop in loops if hasattr(loop, "signatures"))
 
     before = compiled()

@@ -10,7 +10,8 @@ Within a step gradients are averaged, so what a step does wrong is the sum of it
    Where steps differ in size, those of each size are first made to add up to about nothing by themselves, since only
    steps of one size exchange examples.
 
-Strata are coordinates beside the vectors (`append_strata_columns`), so that steps and prefixes also hold about their share of each.
+Strata are columns of the vectors (`append_strata_columns`), so that steps and prefixes also hold about their share of
+each.
 
 docs/how-it-works.md says why, RESULTS.md what it is worth.
 """

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from heeler.herding.problem import make_problem
+from heeler.herding.sweep_problem import make_problem
 
 
 class Bound(NamedTuple):

@@ -244,12 +244,12 @@ def centre(
 
     Products of the scaled vectors neither overflow nor vanish in float32; being a power of two, it rounds nothing.
     """
-    from heeler.herding import kernels
+    from heeler.herding import kernels_sweeps
 
     known = np.arange(len(floats)) if seen is None else np.flatnonzero(seen)
     offsets = np.searchsorted(known, shards)
     means = check.aligned(shards.size - 1, floats.shape[1])
-    squares = kernels.shard_means(table, check.frozen(known), offsets, means)
+    squares = kernels_sweeps.shard_means(table, check.frozen(known), offsets, means)
     if not math.isfinite(squares):
         check.refuse_nonfinite(floats, known, "leave them out of `seen`")
     if squares == 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from heeler.herding.problem import make_problem
+from heeler.herding.sweep_problem import make_problem
 from heeler.herding.validate import IntArray
 
 

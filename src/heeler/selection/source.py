@@ -105,7 +105,7 @@ def checked(floats: Any, scale: float = 1.0, what: str = "", subset: Subset | No
     """Rows of an (N, K) array, finite."""
     from heeler.selection import kernels
 
-    floats = check.as_floats(floats, "(N, K)")
+    floats = check.as_floats(floats)
     bits, squares = check.as_bits(floats), np.empty(len(floats))
     kernels.survey(bits, squares)
     if not np.isfinite(squares).all():

@@ -35,34 +35,36 @@ class Problem:
 
         Where `sums` are float32 the norm is good to about four digits. Without `judge` it is not taken: zero.
         """
-        from heeler.herding import kernels
+        from heeler.herding import kernels_sweeps
 
         mean, drift, running, prefix = check.aligned(4, self.table.shape[1], dtype=self.sums)
         mean[:] = self.means[0]
         drift[:] = self.means[0] - mean
         sums = (mean, drift, following, running, prefix)
-        return float(kernels.balance_sweep(self.table, check.frozen(order), *sums, self.batch_size if judge else 0))
+        return float(
+            kernels_sweeps.balance_sweep(self.table, check.frozen(order), *sums, self.batch_size if judge else 0)
+        )
 
     def pair_balance(self, order: IntArray, following: IntArray, group: IntArray | None = None) -> float:
         """Pair sweep over all shards into `following`; returns the sum of squared prefix norms of `order`.
 
         group (n,) numbers, from 0, the running sum each worker shares; by default all share one.
         """
-        from heeler.herding import kernels
+        from heeler.herding import kernels_sweeps
 
         if group is None:
             group = np.zeros(self.offsets.size - 1, np.int64)
         dim = self.table.shape[1]
         shards = (self.offsets, self.means, group)
         sums = (following, check.aligned(int(group.max()) + 1, dim), *check.aligned(3, dim))
-        return float(kernels.pair_sweep(self.table, check.frozen(order), *shards, *sums, self.batch_size))
+        return float(kernels_sweeps.pair_sweep(self.table, check.frozen(order), *shards, *sums, self.batch_size))
 
     def prefix_norms(self, order: IntArray) -> tuple[float, float, float, int]:
         """Largest infinity norm, largest squared 2-norm, sum of squared 2-norms, number of prefixes."""
-        from heeler.herding import kernels
+        from heeler.herding import kernels_sweeps
 
         shards, prefix = (self.offsets, self.means), check.aligned(self.table.shape[1])
-        return kernels.prefix_norms(self.table, check.frozen(order), *shards, prefix, self.batch_size)
+        return kernels_sweeps.prefix_norms(self.table, check.frozen(order), *shards, prefix, self.batch_size)
 
 
 def make_problem(
@@ -77,7 +79,7 @@ def make_problem(
 
     With `subset`, order lists some of the rows, and shards are parts of that list.
     """
-    from heeler.herding import kernels
+    from heeler.herding import kernels_sweeps
 
     batch_size = check.check_positive(batch_size, "batch_size")
     floats = check.as_floats(vectors)
@@ -89,7 +91,7 @@ def make_problem(
     means = check.aligned(offsets.size - 1, table.shape[1])
     # With all rows in the order, shards lie side by side: file order reads several times faster than the given one.
     rows = check.frozen(np.arange(order.size) if order.size == table.shape[0] else order)
-    squares = kernels.shard_means(table, rows, offsets, means)
+    squares = kernels_sweeps.shard_means(table, rows, offsets, means)
     if not np.isfinite(means).all():  # as a NaN or infinity anywhere makes some mean
         check.refuse_nonfinite(floats, order, "drop them, or list the others with subset=True")
     return Problem(table, order, offsets, means, _sums(table, means, squares / order.size), batch_size)
