@@ -29,9 +29,9 @@ class Stream(Dataset[Any]):
 
     Args:
         sizes: (S,) examples of each shard, 0 or more.
-        num_workers: of the DataLoader.
-        accumulate: the DataLoader's batches per step of the optimizer.
-        open_shards: the shards whose examples a loader worker may hold.
+        num_workers: the DataLoader's. Each of its workers then reads other shards.
+        accumulate: the DataLoader's batches per step of the optimizer, if several: then the sampler's batch is as many.
+        open_shards: the shards whose examples a loader worker may hold at a time.
     """
 
     def __init__(self, sizes: Any, *, num_workers: int = 0, accumulate: int = 1, open_shards: int = OPEN) -> None:
@@ -68,7 +68,8 @@ class Stream(Dataset[Any]):
 
     def order_spec(self, order: str | RuleSpec) -> RuleSpec:
         """The rule that stands for the sampler's `order` where examples lie in shards."""
-        return sharded(order, self.sizes, max(1, self.num_workers), self.accumulate, self.open_shards)
+        readers = {"workers": max(1, self.num_workers), "accumulate": self.accumulate, "open_shards": self.open_shards}
+        return sharded(order, self.sizes, **readers)
 
     def announce(self, numbers: IntArray, batch_size: int, loader: tuple[int | None, int] | None) -> None:
         """The sampler's word at an epoch's beginning: this rank reads examples `numbers`, (n,), in this order.
@@ -96,6 +97,10 @@ class Stream(Dataset[Any]):
             opened, first = np.unique(shards[lanes == lane], return_index=True)
             own[: opened.size] = opened[np.argsort(first)]
         self._plan.copy_(torch.from_numpy(plan))
+
+    def close(self) -> None:
+        """Let go of what this process has open; it is opened again when it is asked for."""
+        self._reader = None
 
     def _own_reader(self) -> Reader:
         if self._reader is None or self._process != os.getpid():  # a forked loader worker starts with nothing open

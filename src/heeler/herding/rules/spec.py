@@ -44,10 +44,11 @@ class RuleSpec:
         """A short text that differs where arrays and numbers among the options do."""
         found = hashlib.sha256(self.kind.__name__.encode())
         for name, value in sorted(self.options.items()):
-            plain = np.ascontiguousarray(value).tobytes() if isinstance(value, np.ndarray) else None
-            if plain is None:
-                plain = repr(value).encode() if isinstance(value, int | float | str | bool) else b""
-            found.update(name.encode() + plain)
+            found.update(name.encode())
+            if isinstance(value, np.ndarray):
+                found.update(np.ascontiguousarray(value).tobytes())
+            elif not callable(value):
+                found.update(repr(value).encode())
         return f"{self.kind.__name__} {found.hexdigest()[:16]}"
 
 
