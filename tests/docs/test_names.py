@@ -56,7 +56,7 @@ def test_the_pages_state_what_rules_declare():
     table = {row[0].strip("`"): row for row in rows(section(page, "### Saying what it can do"))}
     assert set(table) == {
         *("needs_vectors", "keeps_table", "table", "coordinates_shards", "solves_in_background", "dim"),
-        *("uses_strata", "needs_strata"),
+        *("uses_strata", "needs_strata", "own_examples_only"),
     }
     for attribute, row in table.items():
         default = getattr(OrderingRule, attribute)
