@@ -33,8 +33,10 @@ __all__ = [
     "select",
     "two_levels",
 ]
-_PACKAGES = ("diversity", "forecast", "herding", "levels", "ordering", "robust", "selection", "sketch", "stragglers")
-_PACKAGES += ("streams",)
+_PACKAGES = (
+    *("diversity", "forecast", "herding", "levels", "ordering", "robust"),
+    *("selection", "sketch", "stragglers", "streams"),
+)
 _HOMES = {"Explanation": "forecast", "explain": "forecast"}
 _HOMES |= dict.fromkeys(("Selection", "Selector", "select"), "selection")
 _HOMES |= {"order_by": "herding", "two_levels": "levels"}

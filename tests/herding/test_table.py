@@ -79,7 +79,7 @@ def test_state_round_trip() -> None:
 
 def test_bad_input_says_what_to_do() -> None:
     table = SketchTable(5, 4)
-    with pytest.raises(IndexError, match=r"0\.\.4"):
+    with pytest.raises(ValueError, match=r"0\.\.4"):
         table.put([5], np.zeros((1, 4)))
     with pytest.raises(ValueError, match=r"\(b, 4\)"):
         table.put([1], np.zeros((1, 3)))

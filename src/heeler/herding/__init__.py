@@ -4,13 +4,12 @@ Knows nothing of models or samplers, and does not import torch. Kernels are comp
 """
 
 from heeler.herding.batches import solve_batches
-from heeler.herding.bounds import Bound, herding_bound
 from heeler.herding.rules import RULES, make_rule, rule_class, rule_names
 from heeler.herding.rules.by_score import order_by
 from heeler.herding.rules.protocol import OrderingRule
 from heeler.herding.rules.spec import RuleSpec
 from heeler.herding.solver import Solution, solve
-from heeler.herding.sweeps import balance_sweep, pair_sweep
+from heeler.herding.sweeps import Bound, balance_sweep, herding_bound, pair_sweep
 from heeler.herding.table import SketchTable
 
 __all__ = ["RULES", "OrderingRule", "RuleSpec", "make_rule", "order_by", "rule_class", "rule_names"]

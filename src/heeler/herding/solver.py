@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from heeler.herding.sweep_problem import Problem, make_problem
+from heeler.herding.sweeps import Problem, make_problem
 from heeler.herding.validate import IntArray, check_positive
 
 SWEEPS = 10

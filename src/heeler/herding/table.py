@@ -78,17 +78,14 @@ class SketchTable:
 
         Of two with the same index the later counts. Vectors that are not finite are dropped.
         """
-        where, given = check.as_numpy(indices, "indices"), check.as_numpy(vectors, "vectors")
-        if where.ndim != 1 or given.shape != (where.size, self.dim):
+        where, given = check.as_rows(indices, len(self)), check.as_numpy(vectors, "vectors")
+        if where.size == 0:
+            return
+        if given.shape != (where.size, self.dim):
             raise ValueError(
                 f"put takes indices (b,) and vectors (b, {self.dim}), got shapes {where.shape} and {given.shape}: "
                 "every vector needs its index"
             )
-        if where.size == 0:
-            return
-        where = check.as_integers(where, "indices")
-        if where.min() < 0 or where.max() >= len(self):
-            raise IndexError(f"indices must lie in 0..{len(self) - 1}, got {where.min()}..{where.max()}")
         values = np.ascontiguousarray(given, np.float32)
         square = float(np.vdot(values, values))
         if not math.isfinite(square):  # one number tells that all of them are finite; huge ones may overflow it

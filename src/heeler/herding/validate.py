@@ -76,6 +76,17 @@ def as_integers(values: Any, what: str) -> IntArray:
     return out.astype(np.int64)
 
 
+def as_rows(indices: Any, examples: int) -> IntArray:
+    """(b,) numbers of examples, each in 0..examples-1, as a new int64 array; there may be none."""
+    out = as_numpy(indices, "indices")
+    if out.ndim != 1:
+        raise ValueError(f"indices must have one dimension, got shape {out.shape}")
+    out = as_integers(out, "indices") if out.size else np.empty(0, np.int64)
+    if out.size and (out.min() < 0 or out.max() >= examples):
+        raise ValueError(f"indices must lie in 0..{examples - 1}, got {out.min()}..{out.max()}")
+    return out
+
+
 def refuse_nonfinite(floats: Array, used: IntArray, do: str) -> None:
     """Raise for vectors (N, K) whose sums over the rows `used` are not finite, with the rows' numbers."""
     bad = np.intersect1d(nonfinite_rows(floats), used)

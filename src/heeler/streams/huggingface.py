@@ -13,8 +13,8 @@ from heeler.streams.stream import Stream
 _READ = 64
 """Examples that are taken from a shard at a time."""
 _REFUSED = {
-    "BufferShuffledExamplesIterable": "it is shuffled: leave .shuffle() away, Heeler's order takes its place",
-    "RepeatExamplesIterable": "it repeats examples: leave .repeat() away, every epoch has every example once",
+    "BufferShuffledExamplesIterable": "it is shuffled: omit .shuffle(), Heeler's order takes its place",
+    "RepeatExamplesIterable": "it repeats examples: omit .repeat(), every epoch has every example once",
     "SkipExamplesIterable": "it skips examples of the whole, not of each shard: choose them by number instead, "
     "Sampler(stream, subset=numbers)",
     "TakeExamplesIterable": "it takes examples of the whole, not of each shard: choose them by number instead, "
@@ -45,7 +45,7 @@ def stream_of(dataset: Any, sizes: Sequence[int] | None, **options: Any) -> Stre
             "DatasetDict give one split, dataset['train']"
         )
     if sizes is not None:
-        raise ValueError("a Dataset knows the sizes of its files: leave sizes away")
+        raise ValueError("a Dataset knows the sizes of its files: omit sizes")
     return FilesStream(dataset, **options)
 
 

@@ -41,9 +41,8 @@ class _Sharded(BaseRule):
         return self._sharded(None, self._rng).order
 
     def _sharded(self, vectors: Any, rng: np.random.Generator, seen: Any = None) -> Solution:
-        batch_size = self.batch_size // self.portions
-        known = {"seed": rng, "seen": seen}
-        return sharded_order(self.sizes, vectors, batch_size=batch_size, ranks=self.portions, **self.readers, **known)
+        options: dict[str, Any] = {"ranks": self.portions, **self.readers, "seed": rng, "seen": seen}
+        return sharded_order(self.sizes, vectors, batch_size=self.batch_size // self.portions, **options)
 
 
 class ShardedRandom(_Sharded, Random):

@@ -120,17 +120,6 @@ class BaseRule(OrderingRule):
             self._rng.shuffle(order[shard])
         return order
 
-    def _rows(self, indices: Any) -> IntArray:
-        rows = check.as_numpy(indices, "indices")
-        if rows.size == 0:
-            return np.empty(0, np.int64)
-        rows = check.as_integers(rows, "indices")
-        if rows.ndim != 1:
-            raise ValueError(f"indices must have one dimension, got shape {rows.shape}")
-        if rows.min() < 0 or rows.max() >= self.examples:
-            raise ValueError(f"indices must lie in 0..{self.examples - 1}, got {rows.min()}..{rows.max()}")
-        return rows
-
     def _worker(self, rows: IntArray) -> IntArray:
         """(b,) which worker owns each row."""
         return np.searchsorted(self.offsets, rows, side="right") - 1

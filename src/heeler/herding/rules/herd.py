@@ -22,10 +22,8 @@ class TabledRule(BaseRule):
     table: SketchTable
 
     def observe(self, indices: Any, vectors: Any) -> None:
-        rows = self._rows(indices)
-        if rows.size:
-            self.table.put(rows, vectors)
-            self.screened = self.table.dropped
+        self.table.put(indices, vectors)
+        self.screened = self.table.dropped
 
     def forget(self, indices: IntArray) -> None:
         self.table.forget(indices)

@@ -21,7 +21,7 @@ class OnlineRule(BaseRule):
         self._seen = np.zeros(self.examples, np.bool_)
 
     def observe(self, indices: Any, vectors: Any) -> None:
-        rows = self._rows(indices)
+        rows = check.as_rows(indices, self.examples)
         if rows.size == 0:
             return
         floats = check.as_floats(vectors)

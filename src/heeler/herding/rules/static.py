@@ -18,7 +18,7 @@ class StaticRule(BaseRule):
     needs_vectors = False
 
     def observe(self, indices: Any, vectors: Any) -> None:
-        self._rows(indices)
+        check.as_rows(indices, self.examples)
 
     def _reversed(self) -> IntArray:
         """Every worker's order backwards."""
