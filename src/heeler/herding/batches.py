@@ -70,7 +70,7 @@ def solve_batches(
     batch_size = check.check_positive(batch_size, "batch_size")
     shards = check.as_offsets(shard_sizes, len(floats))
     strata = None if strata is None else _checked_strata(strata, len(floats))
-    seen = None if seen is None else _checked_seen(seen, len(floats))
+    seen = None if seen is None else check.as_seen(seen, len(floats))
     if strata is not None:
         _, scale = centre(floats, check.as_bits(floats), shards, seen)
         floats = append_strata_columns(floats, strata, 1 / scale)
@@ -96,13 +96,6 @@ def _checked_strata(strata: Any, examples: int) -> IntArray:
     return codes
 
 
-def _checked_seen(seen: Any, examples: int) -> NDArray[np.bool_]:
-    out = check.as_numpy(seen, "seen")
-    if out.shape != (examples,) or out.dtype != np.bool_:
-        raise ValueError(f"seen must be {examples} bools, one per example, got {out.dtype} of shape {out.shape}")
-    return out
-
-
 def _swept(
     floats: Array,
     start: IntArray,
@@ -119,11 +112,9 @@ def _swept(
     order = start.copy()
     places = np.arange(start.size) if seen is None else np.flatnonzero(seen[start])
     if known.size:
-        alone = sizes.size == 1
-        options: dict[str, Any] = {"sweeps": SWEEPS, "batch_size": batch_size, "seed": int(rng.integers(2**32))}
-        order[places] = solve(
-            floats, known, shard_sizes=None if alone else sizes.tolist(), subset=True, **options
-        ).order
+        shard_sizes, seed = None if sizes.size == 1 else sizes.tolist(), int(rng.integers(2**32))
+        options: dict[str, Any] = {"sweeps": SWEEPS, "batch_size": batch_size, "seed": seed, "subset": True}
+        order[places] = solve(floats, known, shard_sizes=shard_sizes, **options).order
     return order
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding import validate as check
-from heeler.herding.solver import solve
 from heeler.herding.validate import Array, IntArray
 
 SWEEPS = 16
@@ -257,12 +256,3 @@ def centre(
     spread = squares - float(np.diff(offsets) @ np.einsum("jk,jk->j", means, means))
     # Beside a huge mean the spread is lost in rounding; then it lies below a small share of the squares.
     return means, 2.0 ** -round(math.log2(max(spread, 1e-14 * squares) / known.size) / 2)
-
-
-def herded(sums: NDArray[np.float32], rng: np.random.Generator) -> IntArray:
-    """(T,) an order of the rows of sums (T, K) in which prefixes are short."""
-    count = len(sums)
-    centred = sums - sums.mean(axis=0, dtype=np.float64).astype(np.float32)
-    if not centred.any():
-        return rng.permutation(count)
-    return solve(centred, rng.permutation(count), sweeps=SWEEPS, seed=int(rng.integers(2**32))).order

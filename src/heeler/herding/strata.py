@@ -87,16 +87,14 @@ def _as_labels(strata: Any) -> Array:
         return labels.astype(np.int64)
     if labels.dtype.kind == "U":
         return labels
-    if labels.dtype.kind == "f":
-        raise ValueError(
-            f"strata must hold integers or strings, got {labels.dtype}: convert classes with astype(int64), and cut "
-            "measured numbers into a few bins (numpy.digitize); NaN needs a bin of its own"
-        )
-    raise ValueError(f"strata must hold integers, bools or strings, got {labels.dtype}")
+    raise ValueError(
+        f"strata must hold integers, bools or strings, got {labels.dtype}: convert classes with astype(int64), and cut "
+        "measured numbers into a few bins (numpy.digitize); NaN needs a bin of its own"
+    )
 
 
 def append_strata_columns(vectors: Array, strata: IntArray, length: float) -> Array:
-    """(N, K + C) a copy of the vectors (N, K) with coordinates of their strata, codes (N,), beside them.
+    """(N, K + C) a copy of the vectors (N, K) and columns of their strata, codes (N,), behind them.
 
     A stratum is a vector of its own: in a direction of its own up to `COLUMNS` of them; more have random signs, which
     are nearly at right angles. Their length makes their mean squared deviation `SHARE` of the vectors', `length`²; it

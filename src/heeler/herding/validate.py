@@ -87,6 +87,14 @@ def as_rows(indices: Any, examples: int) -> IntArray:
     return out
 
 
+def as_seen(seen: Any, examples: int) -> NDArray[np.bool_]:
+    """(N,) bools, one per example."""
+    out = as_numpy(seen, "seen")
+    if out.shape != (examples,) or out.dtype != np.bool_:
+        raise ValueError(f"seen must be {examples} bools, one per example, got {out.dtype} of shape {out.shape}")
+    return out
+
+
 def refuse_nonfinite(floats: Array, used: IntArray, do: str) -> None:
     """Raise for vectors (N, K) whose sums over the rows `used` are not finite, with the rows' numbers."""
     bad = np.intersect1d(nonfinite_rows(floats), used)

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.herding.steps import herded
+from heeler.herding.solver import solve
+from heeler.herding.steps import SWEEPS
 from heeler.herding.validate import IntArray, check_positive
 
 TURNS = 8
@@ -69,7 +70,7 @@ class Blocks:
     def dealt(self, places: IntArray) -> IntArray:
         """Where places (b,) go when rows are dealt out like cards: the first row of every block, then the second, ...
 
-        Each new block holds as many rows, neighbours, of every old one. `levels.table` says what that is good for.
+        Each new block holds as many rows, neighbours, of every old one. `block_table` says what that is good for.
         """
         block, row = np.divmod(places, self.size)
         last = self.length(self.count - 1)  # rows that all blocks have
@@ -117,10 +118,12 @@ def walk_blocks(
     count = shape.count
     full = count - (shape.length(count - 1) < shape.size)
     blocks = np.arange(count)
+    blocks[:full] = rng.permutation(full)
     if full > 2:
-        blocks[:full] = herded((sums[:full] if root is None else sums[:full] @ root).astype(np.float32), rng)
-    else:
-        blocks[:full] = rng.permutation(full)
+        rows = (sums[:full] if root is None else sums[:full] @ root).astype(np.float32)
+        rows -= rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        if rows.any():
+            blocks[:full] = solve(rows, blocks[:full], sweeps=SWEEPS, seed=int(rng.integers(2**32))).order
     targets = np.zeros_like(sums)
     targets[blocks[1:]] = -np.cumsum(sums[blocks[:-1]], axis=0)
     return Walk(blocks, targets, root)

@@ -245,9 +245,7 @@ class _Centred:
         floats, examples = check.as_floats(vectors), int(sizes.sum())
         if len(floats) != examples:
             raise ValueError(f"vectors has {len(floats)} rows, the shards hold {examples} examples: give one for each")
-        known = np.ones(examples, np.bool_) if seen is None else seen
-        if known.shape != (examples,) or known.dtype != np.bool_:
-            raise ValueError(f"seen must be {examples} bools, one per example, got {known.dtype} of {known.shape}")
+        known = np.ones(examples, np.bool_) if seen is None else check.as_seen(seen, examples)
         return cls(floats, sizes, known) if known.any() else None
 
     def of_examples(self, examples: IntArray) -> NDArray[np.float32]:

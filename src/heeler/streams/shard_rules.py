@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from heeler.herding import RuleSpec
-from heeler.herding.rules.base import BaseRule
+from heeler.herding.rules.base_rule import BaseRule
+from heeler.herding.rules.baselines import Random
 from heeler.herding.rules.herd import Herd
-from heeler.herding.rules.static import Random
 from heeler.herding.solver import Solution
 from heeler.herding.subset import Subset
 from heeler.herding.validate import IntArray

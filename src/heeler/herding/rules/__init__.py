@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from heeler.herding.rules.baselines import BlockReversal, FlipFlop, Incremental, Once, Random, Stratified
 from heeler.herding.rules.herd import Herd
 from heeler.herding.rules.online import Grab, Recursive
 from heeler.herding.rules.pairs import CdGrab, KernelHalving, Pair, Walk
 from heeler.herding.rules.protocol import OrderingRule
-from heeler.herding.rules.static import BlockReversal, FlipFlop, Incremental, Once, Random, Stratified
 
 RULES: dict[str, type[OrderingRule]] = {
     "herd": Herd,

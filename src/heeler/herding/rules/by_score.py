@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heeler.herding.rules.baselines import StaticRule
 from heeler.herding.rules.spec import RuleSpec
-from heeler.herding.rules.static import StaticRule
 from heeler.herding.subset import Subset
 from heeler.herding.validate import IntArray, as_numpy
 

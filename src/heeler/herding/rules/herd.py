@@ -8,7 +8,7 @@ import numpy as np
 
 from heeler.herding import validate as check
 from heeler.herding.batches import solve_batches
-from heeler.herding.rules.base import BaseRule
+from heeler.herding.rules.base_rule import BaseRule
 from heeler.herding.solver import Solution
 from heeler.herding.strata import stratified_shards
 from heeler.herding.table import SketchTable
