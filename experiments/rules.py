@@ -15,7 +15,6 @@ from heeler.herding import validate as check
 from heeler.herding.rules.herd import Herd
 from heeler.herding.solver import Solution, solve
 from heeler.herding.validate import Array, IntArray
-from heeler.levels import BlockHerd
 
 SWEEPS = 16
 """At most. Ten come within a tenth or so of where sweeps stop helping, and a solve ends by itself when they do."""
@@ -120,5 +119,7 @@ def make_rule(name: str, examples: int, dim: int | None = None, **options: Any) 
     if name in RULES:
         return RULES[name](examples, dim, **options)
     if name == "herd" and "block_size" in options:
+        from heeler.levels import BlockHerd
+
         return BlockHerd(examples, dim, **options)
     return herding.make_rule(name, examples, dim, **options)

@@ -92,3 +92,11 @@ def test_public_names_are_there_and_documented():
     assert "::: heeler.robust\n" in reference
     assert all(hasattr(robust, name) for name in robust.__all__)
     assert all(hasattr(diversity, name) for name in diversity.__all__)
+
+
+def test_public_names_come_at_first_use():
+    for name in heeler.__all__:
+        assert getattr(heeler, name) is not None
+    assert set(heeler.__all__) | {"herding", "sketch"} <= set(dir(heeler))
+    with pytest.raises(AttributeError, match="no attribute 'Smapler'"):
+        heeler.Smapler  # noqa: B018
