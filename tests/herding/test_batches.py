@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from heeler.herding import herding_bound, kernels_batches
 from heeler.herding import steps as steps_module
 from heeler.herding.batches import solve_batches
-from heeler.herding.steps import FURTHER, SHARE, Steps, exact_weight
+from heeler.herding.steps import FURTHER, SUMS_SHARE, Steps, exact_weight
 from heeler.herding.strata import stratified_order
 from tests.herding import reference
 from tests.herding.strategies import centred, shards, split, vectors
@@ -87,7 +87,7 @@ def test_exchanges_never_raise_the_objective(table, batch_size, seed, workers):
         patch.setattr(steps_module, "reach", lambda step, dim: 1)  # other distances have slightly other weights
         steps.balance(3, rng)
     (prefixes, sums), after = objective(start), objective(steps.order())
-    weight = exact_weight(SHARE * prefixes / sums, 1) if sums > 0 else 0.0
+    weight = exact_weight(SUMS_SHARE * prefixes / sums, 1) if sums > 0 else 0.0
     assert after[0] + weight * after[1] <= (prefixes + weight * sums) * (1 + 1e-4) + 1e-6
     assert steps.total / steps._scale**2 == pytest.approx(after[1], rel=1e-3, abs=1e-5)
 

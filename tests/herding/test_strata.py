@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from heeler.herding import make_rule
 from heeler.herding.strata import (
     COLUMNS,
-    SHARE,
+    STRATA_SHARE,
     append_strata_columns,
     codes_of,
     spread_visits,
@@ -224,7 +224,7 @@ def test_strata_stand_beside_the_vectors_with_a_quarter_of_their_spread(names: i
     assert np.abs(angles).max() < (0.7 if names > COLUMNS else 1e-9)
     if names > 1:
         spread = own.var(axis=0).sum() / (9 * 5)
-        assert SHARE / 2 < spread < 2 * SHARE
+        assert STRATA_SHARE / 2 < spread < 2 * STRATA_SHARE
 
 
 def test_strata_beside_vectors_stay_finite_where_halves_end() -> None:

@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding import validate as check
-from heeler.herding.solver import Solution, solve
-from heeler.herding.steps import SWEEPS, Steps, centre
+from heeler.herding.solver import MOST_SWEEPS, Solution, solve
+from heeler.herding.steps import Steps, centre
 from heeler.herding.strata import append_strata_columns
 from heeler.herding.validate import Array, IntArray
 
-ROUNDS, FEWER, LARGE = 4, 3, 512
+ROUNDS, ROUNDS_OF_LARGE, LARGE = 4, 3, 512
 """Rounds of exchanges, at most; the second between steps of more examples than the third. In each, every step meets one
 at every distance that `steps.reach` allows. With steps of 64 more than four leave 0.99 of the prefixes. With the 1,024
 of many workers a fourth leaves 0.98, and takes a quarter more time than the steps beside which a leader solves."""
@@ -80,7 +80,7 @@ def solve_batches(
     before, bound_random = steps.total, steps.bound()
     steps.rearrange(_swept(floats, start, shards, batch_size, seen, rng))
     steps.level(rng)
-    done = steps.balance((FEWER if steps.largest > LARGE else ROUNDS) if rounds is None else rounds, rng)
+    done = steps.balance((ROUNDS_OF_LARGE if steps.largest > LARGE else ROUNDS) if rounds is None else rounds, rng)
     seconds = time.perf_counter() - begun
     left = steps.total / before if before > 0 else 1.0
     return Solution(steps.order(), bound_random, steps.bound(), bound_random, done, seconds, left)
@@ -113,7 +113,7 @@ def _swept(
     places = np.arange(start.size) if seen is None else np.flatnonzero(seen[start])
     if known.size:
         shard_sizes, seed = None if sizes.size == 1 else sizes.tolist(), int(rng.integers(2**32))
-        options: dict[str, Any] = {"sweeps": SWEEPS, "batch_size": batch_size, "seed": seed, "subset": True}
+        options: dict[str, Any] = {"sweeps": MOST_SWEEPS, "batch_size": batch_size, "seed": seed, "subset": True}
         order[places] = solve(floats, known, shard_sizes=shard_sizes, **options).order
     return order
 

@@ -20,10 +20,11 @@ import numpy as np
 from heeler.herding.sweeps import Problem, make_problem
 from heeler.herding.validate import IntArray, check_positive
 
-SWEEPS = 10
+MOST_SWEEPS = 16
+"""Of a solve for training; it ends by itself when sweeps stop helping."""
 PATIENCE = 3
 """Sweeps without progress after which a solve ends."""
-PROGRESS = 0.99
+SWEEP_PROGRESS = 0.99
 """A sweep makes progress when it takes the best bound below this share of what it was."""
 
 
@@ -48,7 +49,7 @@ def solve(
     vectors: Any,
     order: Any,
     *,
-    sweeps: int = SWEEPS,
+    sweeps: int = 10,
     batch_size: int = 1,
     seed: int = 0,
     shard_sizes: Sequence[int] | None = None,
@@ -97,7 +98,7 @@ def _improve(problem: Problem, sweeps: int, rng: np.random.Generator) -> tuple[I
         if done == 1:
             bound_given = bound_best = bound
         elif bound < bound_best:
-            idle = 0 if bound < PROGRESS**2 * bound_best else idle + 1
+            idle = 0 if bound < SWEEP_PROGRESS**2 * bound_best else idle + 1
             best = np.empty_like(current) if best is problem.order else best
             np.copyto(best, current)
             bound_best = bound
@@ -112,7 +113,7 @@ def _improve(problem: Problem, sweeps: int, rng: np.random.Generator) -> tuple[I
         rounded = alone and problem.sums == np.float32
         finalists.append((problem.prefix_norms(best)[2] if rounded else bound_best, best))
     bound_best, best = min(finalists, key=lambda finalist: finalist[0])
-    if bound_best > PROGRESS**2 * bound_given:  # too close for a rounded judgement
+    if bound_best > SWEEP_PROGRESS**2 * bound_given:  # too close for a rounded judgement
         bound_given = problem.prefix_norms(problem.order)[2]
         if bound_given <= bound_best:
             bound_best, best = bound_given, problem.order.copy()

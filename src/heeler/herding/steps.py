@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from heeler.herding import validate as check
 from heeler.herding.validate import Array, IntArray
 
-SWEEPS = 16
-"""At most; they end by themselves when they stop helping."""
 NEAR, FURTHER = 2, 4
 """How far apart steps are that exchange examples: further where that takes no longer, see `reach`."""
 FEW = 1 << 15
@@ -28,11 +26,11 @@ examples of two steps, so its time per example is in proportion to that: with FU
 sketches of 1,024 numbers takes with NEAR. On convex tasks that leaves two thirds of f − f* (`benchmarks.thorough`)."""
 WINDOW = 64
 """Examples of each of two steps that are looked at together: their inner products, (2 · 64)², fit the caches."""
-SHARE = 0.1
+SUMS_SHARE = 0.1
 """How much the steps' sums count in exchanges beside the prefixes, both measured by what they are at first. With the
 steps' sums alone prefixes suffer where they are as short as a step's sum is: on some convex tasks that was worse than
 no exchanges at all (docs/how-it-works.md). With 0.3 sums get a few hundredths shorter, and prefixes a tenth longer."""
-PROGRESS = 0.97
+ROUND_PROGRESS = 0.97
 """A round that leaves more than this share of Σ ‖sum‖ is the last. Of squares one huge vector would be nearly all, and
 the rounds would end with the first."""
 LEVELS = 4
@@ -134,11 +132,11 @@ class Steps:
     def balance(self, rounds: int, rng: np.random.Generator) -> int:
         """Exchange examples between near steps of a kind as long as that helps; returns the rounds done.
 
-        What falls is Σ_t ‖prefix_t‖² + λ Σ_t ‖sum_t‖², where λ = SHARE · Σ ‖prefix‖² / Σ ‖sum‖² of the order at first.
+        What falls is Σ_t ‖prefix_t‖² + λ Σ_t ‖sum_t‖², with λ = SUMS_SHARE · Σ ‖prefix‖² / Σ ‖sum‖² of the first order.
         """
         if np.diff(self._ends).max() < 2 or self.largest < 2 or self.total == 0:
             return 0
-        weight = SHARE * self._squared_prefixes() / self.total
+        weight = SUMS_SHARE * self._squared_prefixes() / self.total
         left, done = self._norms(), 0
         near = reach(self.largest, self._sums.shape[1])
         while done < rounds:
@@ -149,7 +147,7 @@ class Steps:
                     self._exchange(pairs[pairs[:, 0] % distance == apart], distance, weight)
             done += 1
             left, before = self._norms(), left
-            if left >= PROGRESS * before:
+            if left >= ROUND_PROGRESS * before:
                 break
         self._kernels.step_sums(*self._arguments)  # without the rounding of many changes
         return done

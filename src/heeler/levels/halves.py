@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.herding.solver import solve
-from heeler.herding.steps import SWEEPS
+from heeler.herding.solver import MOST_SWEEPS, solve
 from heeler.herding.validate import IntArray, check_positive
 
 TURNS = 8
@@ -123,7 +122,7 @@ def walk_blocks(
         rows = (sums[:full] if root is None else sums[:full] @ root).astype(np.float32)
         rows -= rows.mean(axis=0, dtype=np.float64).astype(np.float32)
         if rows.any():
-            blocks[:full] = solve(rows, blocks[:full], sweeps=SWEEPS, seed=int(rng.integers(2**32))).order
+            blocks[:full] = solve(rows, blocks[:full], sweeps=MOST_SWEEPS, seed=int(rng.integers(2**32))).order
     targets = np.zeros_like(sums)
     targets[blocks[1:]] = -np.cumsum(sums[blocks[:-1]], axis=0)
     return Walk(blocks, targets, root)
