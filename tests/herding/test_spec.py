@@ -91,8 +91,6 @@ def test_declarations_are_checked():
         ({"keeps_table": True, "table": SketchTable(N + 1, K), "dim": K}, ValueError, "12 examples"),
         ({"dim": 0}, ValueError, "dim"),
         ({"dim": "256"}, ValueError, "dim"),
-        ({"needs_vectors": 1}, TypeError, "True or False"),
-        ({"coordinates_shards": None}, TypeError, "coordinates_shards"),
         ({"solves_in_background": True}, TypeError, "define solve"),
     ):
         with pytest.raises(error, match=message):

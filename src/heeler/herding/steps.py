@@ -47,12 +47,7 @@ class Steps:
     """A partition of the examples into steps; places of a step lie worker by worker, as `start` has them."""
 
     def __init__(
-        self,
-        floats: Array,
-        start: IntArray,
-        shards: IntArray,
-        batch_size: int,
-        seen: NDArray[np.bool_] | None,
+        self, floats: Array, start: IntArray, shards: IntArray, batch_size: int, seen: NDArray[np.bool_] | None
     ) -> None:
         from heeler.herding import kernels_batches
 

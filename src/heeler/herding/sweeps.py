@@ -122,12 +122,7 @@ class Problem:
 
 
 def make_problem(
-    vectors: Any,
-    order: Any,
-    *,
-    batch_size: int = 1,
-    shard_sizes: Sequence[int] | None = None,
-    subset: bool = False,
+    vectors: Any, order: Any, *, batch_size: int = 1, shard_sizes: Sequence[int] | None = None, subset: bool = False
 ) -> Problem:
     """Check what came from outside: vectors (N, K) and order (N,).
 

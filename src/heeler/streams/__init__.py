@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from heeler.streams.parts import Parts
 from heeler.streams.shard_order import sharded_order
-from heeler.streams.stream import Stream
+from heeler.streams.stream import Parts, Stream
 
 __all__ = ["Stream", "from_huggingface", "from_mosaic", "from_parts", "from_webdataset", "sharded_order"]
 

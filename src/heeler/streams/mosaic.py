@@ -7,8 +7,7 @@ from typing import Any
 
 from streaming import StreamingDataset
 
-from heeler.streams.parts import InPlace
-from heeler.streams.stream import Stream
+from heeler.streams.stream import InPlace, Stream
 
 
 class MosaicStream(Stream):
