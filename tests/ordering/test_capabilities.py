@@ -255,3 +255,21 @@ def test_the_table_has_what_waits_for_a_solve(monkeypatch: pytest.MonkeyPatch) -
     newest = handle.table.sketches(last)
     assert not np.allclose(stale, newest, rtol=0.1)
     assert not handle.session.planner._late
+
+
+def test_a_dataset_says_what_it_needs() -> None:
+    heard: list[Any] = []
+
+    class Backwards(TensorDataset):
+        def order_spec(self, order: Any) -> Any:
+            heard.append(order)
+            return heeler.order_by(list(range(12, 0, -1)))
+
+        def announce(self, indices: np.ndarray, batch_size: int, loader: Any) -> None:
+            heard.append((indices.tolist(), batch_size, loader))
+
+    dataset = Backwards(torch.arange(12))
+    sampler = heeler.Sampler(dataset, batch_size=4, order="pair")
+    drawn = [number for (batch,) in DataLoader(dataset, batch_size=4, sampler=sampler) for number in batch.tolist()]
+    assert drawn == list(range(11, -1, -1))
+    assert heard == ["pair", (drawn, 4, (4, 0))]
