@@ -202,9 +202,10 @@ class BlockTable(SketchTable):
         """(size, K) a new slot for a block of a version, with these rows in it, NaN for the rest."""
         slot, stamp = self._slots.allocate(np.concatenate([self._read.slots, version.slots, *self._kept]))
         out = self._slots.view(slot, stamp)
-        out[:] = np.nan
+        count = 0 if rows is None else len(rows)
         if rows is not None:
-            out[: len(rows)] = rows
+            out[:count] = rows
+        out[count:] = np.nan
         version.slots[block], version.stamps[block] = slot, stamp
         return out
 
