@@ -25,6 +25,7 @@ from experiments import training
 from experiments.folder import Folder
 from experiments.tasks import get_task, settings
 from heeler.herding import solve, solve_batches, steps
+from heeler.herding.solver import MOST_SWEEPS
 from heeler.herding.strata import codes_of, stratified_order
 
 TASKS: dict[str, dict[str, Any]] = {
@@ -91,7 +92,7 @@ def solved(
 ) -> dict[str, tuple[NDArray[np.int64], float]]:
     """Each order and the seconds of its second solve, in turns."""
     for _ in range(2):
-        found = {"sweeps": solve(rows, start, sweeps=steps.SWEEPS, batch_size=step)}
+        found = {"sweeps": solve(rows, start, sweeps=MOST_SWEEPS, batch_size=step)}
         found["herd"] = solve_batches(rows, batch_size=step)
         found["strata"] = solve_batches(rows, batch_size=step, strata=classes)
         reach, steps.reach = steps.reach, lambda step, dim: steps.FURTHER

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments import rules
 from experiments.folder import Folder
 from experiments.plans import comparison
 from experiments.records import carry_out
-from heeler.herding.rules import sweeps
 from heeler.herding.solver import Solution
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
@@ -47,7 +47,7 @@ class Changed:
         self.change = change
         self.last: list[tuple[float, float]] = []
         """Squares, of every solve: the last batch's sum, and its examples."""
-        self.solve = sweeps.solve
+        self.solve = rules.solve
 
     def __call__(self, rows: Any, order: Any, *, batch_size: int, **options: Any) -> Solution:
         solution = self.solve(rows, order, batch_size=batch_size, **options)
@@ -65,7 +65,7 @@ def measure(task: str, name: str, options: argparse.Namespace) -> dict[str, Any]
     """The last loss of one task in one kind of order, over seeds."""
     losses: list[float] = []
     solve = Changed(CHANGES[name])
-    sweeps.solve = solve  # type: ignore[assignment]
+    rules.solve = solve  # type: ignore[assignment]
     try:
         # One global order, so that reversing it reverses what all workers see.
         for run in comparison(task, ["sweeps"], options.seeds, epochs=options.epochs, shards="global"):
@@ -73,7 +73,7 @@ def measure(task: str, name: str, options: argparse.Namespace) -> dict[str, Any]
                 last = carry_out(run, Folder(options.data), Path(folder)).epochs[-1]
             losses.append(last["suboptimality" if "suboptimality" in last else "train_loss"])
     finally:
-        sweeps.solve = solve.solve
+        rules.solve = solve.solve
     last_batch, last_examples = np.sqrt(np.mean(solve.last, axis=0)).tolist()
     return {
         "task": task, "order": name, "mean": float(np.mean(losses)), "sd": float(np.std(losses, ddof=1)),

@@ -129,7 +129,9 @@ def training(epochs: int, seeds: int) -> list[dict[str, Any]]:
                 options: dict[str, Any] = {"seed": seed, "batch_size": BATCH}
                 if "workers" in setting:
                     sizes = np.full(count // SHARD, SHARD)
-                    spec = sharded(setting["order"], sizes, setting["workers"], open_shards=setting["open_shards"])
+                    spec = sharded(
+                        setting["order"], sizes, workers=setting["workers"], open_shards=setting["open_shards"]
+                    )
                     rule = spec.make(count, 650, **options)
                 else:
                     rule = make_rule(setting["order"], count, 650, **options)

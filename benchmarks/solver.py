@@ -13,7 +13,7 @@ from numba import njit
 
 from heeler.herding import Solution, balance_sweep, solve
 from heeler.herding.batches import solve_batches
-from heeler.herding.kernels import _COMPILE, _ahead, _narrow, _prefetch
+from heeler.herding.jit import _COMPILE, _ahead, _narrow, _prefetch
 from heeler.herding.validate import Array, as_bits, frozen
 
 DTYPES = ("float16", "float32")

@@ -3,11 +3,11 @@
     python -m benchmarks.thorough --data DIR --out thorough.json
     python -m benchmarks.thorough --tasks digits,digits-mlp --seeds 2
 
-Each setting is (rounds at most, how far apart steps are that exchange examples, SHARE) of `heeler.herding`: the library
-has the first for steps of many numbers and the second for steps of few, see `steps.reach`. Convex tasks are those of
-experiments/plan_files/15-convex.json, with their budgets: mean distance from the optimum. digits-mlp, a network, has
-its last training loss, without and with strata, at a constant rate of 0.3 and under a cosine from 0.6. Seconds are
-medians over a run's solves. What orders are like: `benchmarks.order_quality`.
+Each setting is (rounds at most, how far apart steps are that exchange examples, SUMS_SHARE) of `heeler.herding`: the
+library has the first for steps of many numbers and the second for steps of few, see `steps.reach`. Convex tasks are
+those of experiments/plan_files/15-convex.json, with their budgets: mean distance from the optimum. digits-mlp, a
+network, has its last training loss, without and with strata, at a constant rate of 0.3 and under a cosine from 0.6.
+Seconds are medians over a run's solves. What orders are like: `benchmarks.order_quality`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from heeler.herding.solver import Solution
 
 PLAN = Path("experiments/plan_files/15-convex.json")
 CONVEX = ("digits", "glue-cola", "glue")
-SETTINGS = ((batches.ROUNDS, steps.NEAR, steps.SHARE), (4, 4, 0.1), (4, 8, 0.1))
+SETTINGS = ((batches.ROUNDS, steps.NEAR, steps.SUMS_SHARE), (4, 4, 0.1), (4, 8, 0.1))
 NETWORK: dict[str, Any] = {
     "epochs": 20,
     "measure_every": 20,
@@ -48,19 +48,19 @@ NETWORK: dict[str, Any] = {
 @contextmanager
 def solving(rounds: int, near: int, share: float, taken: list[float]) -> Iterator[None]:
     """Solves of the rule `herd` are done so; their seconds are added to `taken`."""
-    solve, kept = batches.solve_batches, (steps.reach, steps.SHARE)
+    solve, kept = batches.solve_batches, (steps.reach, steps.SUMS_SHARE)
 
     def timed(*args: Any, **options: Any) -> Solution:
         solution = partial(solve, rounds=rounds)(*args, **options)
         taken.append(solution.seconds)
         return solution
 
-    herd.solve_batches, steps.reach, steps.SHARE = timed, lambda step, dim: near, share
+    herd.solve_batches, steps.reach, steps.SUMS_SHARE = timed, lambda step, dim: near, share
     try:
         yield
     finally:
         herd.solve_batches = solve
-        steps.reach, steps.SHARE = kept
+        steps.reach, steps.SUMS_SHARE = kept
 
 
 def lines(task: str) -> list[tuple[str, Run]]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from experiments.folder import Folder
 from experiments.records import carry_out, is_finished, note_failure
+from experiments.rules import order_of
 from experiments.setup import Run
 from experiments.training import OneProcess, Strata, refresh_of, train
 from heeler.ordering import Sampler
@@ -34,7 +35,7 @@ class Rank(OneProcess):
         return Sampler(
             size,
             batch_size=run.batch_size,
-            order=run.rule,
+            order=order_of(run.rule),
             dim=run.dim,
             refresh=refresh_of(run),
             seed=run.seed,

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from heeler.herding import rule_names
+from experiments.rules import rule_names
 
 OURS = ("herd", "sweeps")
 """The rules that get the library's default layers and sketches; the published ones see what their papers say."""

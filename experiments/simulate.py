@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from heeler.herding import make_rule
-from heeler.ordering.partition import IntArray, Partition
+from experiments.rules import make_rule, order_of
 from heeler.ordering.epoch import Epoch
+from heeler.ordering.partition import IntArray, Partition
 from heeler.ordering.planner import LocalPlanner
 from heeler.ordering.refresh import REFRESH
 from heeler.ordering.sampler import Sampler
@@ -52,19 +52,19 @@ class SimulatedWorkers(Sampler):
                 f"{examples} examples cannot be cut into full steps of {workers} workers with {batch_size} each"
             )
         known: dict[str, Any] = {} if strata is None else {"strata": strata}
-        common: dict[str, Any] = {"order": order, "dim": dim, "refresh": refresh, "seed": seed, **known}
+        common: dict[str, Any] = {"order": order_of(order), "dim": dim, "refresh": refresh, "seed": seed, **known}
         super().__init__(examples, batch_size=workers * batch_size, **common)
         setup, links = self.session.setup, self.session.links
         options = {**(rule_options or {}), **known}
-        self.session = SimulatedSession(setup, links, workers if shards == "local" else 1, options)
+        self.session = SimulatedSession(setup, links, order, workers if shards == "local" else 1, options)
 
 
 class SimulatedSession(Session):
     """A session whose order is that of as many shards; its `batch_size` is that of all of them together."""
 
-    def __init__(self, setup: Setup, links: Links, shards: int, rule_options: dict[str, Any]) -> None:
+    def __init__(self, setup: Setup, links: Links, order: str, shards: int, rule_options: dict[str, Any]) -> None:
         super().__init__(setup, links)
-        self._shards, self._rule_options = shards, rule_options
+        self._order, self._shards, self._rule_options = order, shards, rule_options
         self._plan()
 
     def connect(self, source: SketchSource, ids: Any = None) -> None:
@@ -79,7 +79,7 @@ class SimulatedSession(Session):
         setup, shards = self.setup, self._shards
         batch_size = setup.batch_size // shards
         rule = make_rule(
-            str(setup.order),
+            self._order,
             setup.examples,
             self.dim,
             seed=setup.seed,

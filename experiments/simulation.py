@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.herding import make_rule, parallel_herding_bound, rule_names
+from experiments.rules import make_rule, rule_names
+from heeler.herding import herding_bound
 
 RULES = ("cd-grab", "id-grab", "random", "herd")
 """The rules that are simulated by default."""
@@ -58,7 +59,7 @@ def simulate(
     """Run each rule on the same vectors, from the same random first order.
 
     Args:
-        rules: names that `heeler.herding.make_rule` knows.
+        rules: names that `experiments.rules.make_rule` knows.
         workers: n.
         examples: m, on each worker.
         dim: K.
@@ -103,7 +104,7 @@ def _rounds(
                     rule.observe(own, vectors[own])
         order = np.asarray(rule.next_order())
         seconds += time.perf_counter() - start
-        bounds.append(parallel_herding_bound(vectors, order, shard_sizes=sizes).inf)
+        bounds.append(herding_bound(vectors, order, shard_sizes=sizes).inf)
         if progress is not None:
             progress(name, done, bounds[-1])
         start = time.perf_counter()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from experiments.average import Average
 from experiments.bounds import BoundRecorder
 from experiments.folder import Folder
+from experiments.rules import make_rule
 from experiments.schedule import rate
 from experiments.setup import OURS, Run
 from experiments.simulate import SimulatedWorkers
@@ -26,7 +27,6 @@ from experiments.tasks import Examples, Task, get_task
 from experiments.tasks.base import parameters_l2, resampled
 from experiments.tasks.linear import LinearTask, least_objective
 from heeler.diversity import of as diversity_of_handle
-from heeler.herding import make_rule
 from heeler.ordering import Handle, Sampler, attach
 from heeler.ordering.refresh import REFRESH
 

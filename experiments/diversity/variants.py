@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.rules import rule_names
 from experiments.setup import Run
 from experiments.tasks import get_task, settings
-from heeler.herding import rule_names
 
 MECHANISMS = ("none", "dropout", "langevin", "quantize")
 DROPOUT = 0.5

@@ -56,7 +56,7 @@ def test_the_pages_state_what_rules_declare():
     table = {row[0].strip("`"): row for row in rows(section(page, "### Saying what it can do"))}
     assert set(table) == {
         *("needs_vectors", "keeps_table", "table", "coordinates_shards", "solves_in_background", "dim"),
-        *("uses_strata", "needs_strata"),
+        *("uses_strata", "needs_strata", "own_examples_only"),
     }
     for attribute, row in table.items():
         default = getattr(OrderingRule, attribute)
@@ -98,3 +98,11 @@ def test_public_names_are_there_and_documented():
     assert "::: heeler.robust\n" in reference
     assert all(hasattr(robust, name) for name in robust.__all__)
     assert all(hasattr(diversity, name) for name in diversity.__all__)
+
+
+def test_public_names_come_at_first_use():
+    for name in heeler.__all__:
+        assert getattr(heeler, name) is not None
+    assert set(heeler.__all__) | {"herding", "sketch"} <= set(dir(heeler))
+    with pytest.raises(AttributeError, match="no attribute 'Smapler'"):
+        heeler.Smapler  # noqa: B018

@@ -1,7 +1,5 @@
 """Every rule's orders over four epochs, through sampler, model and loader: `orders.json` holds what they must be.
 
-Those of version 0.1 are all there; its `herd` is called `sweeps` now.
-
     python -m tests.golden.orders          # writes the file anew; do so only when orders are meant to change
 
 Data are small integers, so every gradient and every sum of them is exact, on any machine. `herd` compares products of
@@ -106,8 +104,7 @@ def _global(rank: int, order: str, drop_last: bool, stratify: bool = False) -> l
 def cases() -> list[str]:
     kinds = ("one", "global", "local")
     names = [f"{order}/{kind}" for order in rule_names() for kind in kinds]
-    more = ["sweeps/every-epoch", "sweeps/sketched", "pair/sketched", "sweeps/drop-last", "grab/drop-last"]
-    return [*names, *more, "herd/every-epoch", "herd/strata", "herd/global-strata"]
+    return [*names, "pair/sketched", "grab/drop-last", "herd/every-epoch", "herd/strata", "herd/global-strata"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Orders stay: those of version 0.1, whose `herd` is `sweeps` now, and those of rules that came later."""
+"""Orders stay as they were."""
 
 import json
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heeler.herding import kernels_batches, parallel_herding_bound
+from heeler.herding import herding_bound, kernels_batches
 from heeler.herding import steps as steps_module
 from heeler.herding.batches import solve_batches
-from heeler.herding.steps import FURTHER, SHARE, Steps, exact_weight
+from heeler.herding.steps import FURTHER, SUMS_SHARE, Steps, exact_weight
 from heeler.herding.strata import stratified_order
 from tests.herding import reference
 from tests.herding.strategies import centred, shards, split, vectors
@@ -55,7 +55,7 @@ def test_every_example_comes_once_and_stays_with_its_worker(sizes, data, batch_s
     for own, (a, b) in zip(split(got.order, sizes), pairwise(np.append(0, np.cumsum(sizes))), strict=True):
         np.testing.assert_array_equal(np.sort(own), np.arange(a, b))
     if seen is None and strata is None:
-        after = parallel_herding_bound(table, got.order, shard_sizes=sizes, batch_size=batch_size).rms
+        after = herding_bound(table, got.order, shard_sizes=sizes, batch_size=batch_size).rms
         assert after == pytest.approx(got.bound_after, rel=1e-4, abs=1e-5)
 
 
@@ -79,7 +79,7 @@ def test_exchanges_never_raise_the_objective(table, batch_size, seed, workers):
     start = np.concatenate([a + rng.permutation(size) for a, size in zip(shards, sizes, strict=False)])
 
     def objective(order):  # Σ ‖prefix‖² and Σ ‖sum‖², from the vectors themselves
-        prefixes = parallel_herding_bound(table, order, shard_sizes=sizes, batch_size=batch_size).rms ** 2
+        prefixes = herding_bound(table, order, shard_sizes=sizes, batch_size=batch_size).rms ** 2
         return prefixes * steps.count, imbalance(table, order, sizes, batch_size)
 
     steps = Steps(table, start, shards, batch_size, None)
@@ -87,7 +87,7 @@ def test_exchanges_never_raise_the_objective(table, batch_size, seed, workers):
         patch.setattr(steps_module, "reach", lambda step, dim: 1)  # other distances have slightly other weights
         steps.balance(3, rng)
     (prefixes, sums), after = objective(start), objective(steps.order())
-    weight = exact_weight(SHARE * prefixes / sums, 1) if sums > 0 else 0.0
+    weight = exact_weight(SUMS_SHARE * prefixes / sums, 1) if sums > 0 else 0.0
     assert after[0] + weight * after[1] <= (prefixes + weight * sums) * (1 + 1e-4) + 1e-6
     assert steps.total / steps._scale**2 == pytest.approx(after[1], rel=1e-3, abs=1e-5)
 
@@ -112,7 +112,7 @@ def test_steps_and_prefixes_are_far_more_balanced_than_random_ones(case, dtype):
     chance = sum(np.var(own, axis=0, dtype=np.float64).sum() * len(own) for own in split(table, options["shard_sizes"]))
     assert after < 0.1 * chance
     assert got.bound_after < 0.25 * got.bound_random
-    exact = parallel_herding_bound(table, got.order, **options).rms
+    exact = herding_bound(table, got.order, **options).rms
     assert got.bound_after == pytest.approx(exact, rel=1e-3)
 
 
@@ -149,7 +149,7 @@ def test_steps_hold_about_their_share_of_each_stratum(kinds, dtype):
     assert shares_off(strata, known.order, 64) < 1.5 * exact + 0.5 < 0.5 * shares_off(strata, plain.order, 64)
     balance = [imbalance(table, order, [2048], 64) for order in (plain.order, known.order, rng.permutation(2048))]
     assert balance[1] < 5 * balance[0] < 0.01 * balance[2]
-    assert parallel_herding_bound(table, known.order, batch_size=64, shard_sizes=[2048]).rms < 2 * plain.bound_after
+    assert herding_bound(table, known.order, batch_size=64, shard_sizes=[2048]).rms < 2 * plain.bound_after
 
 
 def test_workers_hold_their_shares_together():
@@ -184,7 +184,7 @@ def test_a_power_of_two_changes_nothing(power):
 def test_a_large_mean_is_no_drift(dtype, mean):
     table = (normal(4000, 4) + mean).astype(dtype)
     got = solve_batches(table, batch_size=20)
-    exact = parallel_herding_bound(table, got.order, batch_size=20, shard_sizes=[4000]).rms
+    exact = herding_bound(table, got.order, batch_size=20, shard_sizes=[4000]).rms
     assert got.bound_after == pytest.approx(exact, rel=1e-2)
     assert got.bound_after < 0.2 * got.bound_random
 
@@ -264,7 +264,7 @@ def test_unseen_examples_count_as_their_workers_mean():
         own[~known] = own[known].mean(axis=0)
     table[~seen] = np.nan
     got = solve_batches(table, batch_size=10, shard_sizes=sizes, seen=seen)
-    exact = parallel_herding_bound(filled, got.order, shard_sizes=sizes, batch_size=10).rms
+    exact = herding_bound(filled, got.order, shard_sizes=sizes, batch_size=10).rms
     assert got.bound_after == pytest.approx(exact, rel=1e-4)
     assert imbalance(table, got.order, sizes, 10, seen) < 0.15 * 5 * seen.sum()
     nothing = solve_batches(table, batch_size=10, seen=np.zeros(900, np.bool_))

@@ -16,7 +16,7 @@ VECTORS = np.random.default_rng(0).standard_normal((64, 100)).astype(np.float32)
 RUN = """
 import numpy as np, sys
 import heeler
-from heeler.herding import kernels, make_rule
+from heeler.herding import jit, make_rule
 
 assert heeler.__file__.startswith(sys.argv[1]), heeler.__file__
 vectors = np.random.default_rng(0).standard_normal((64, 100)).astype(np.float32)
@@ -24,7 +24,7 @@ for name in ("herd", "pair"):
     rule = make_rule(name, 64, 100)
     rule.observe(np.arange(64), vectors)
     print(*rule.next_order())
-print(kernels._COMPILE["cache"])
+print(jit._COMPILE["cache"])
 """
 
 

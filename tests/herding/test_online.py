@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heeler.herding import balance_sweep, coordinated_pair_sweep, make_rule, pair_sweep, parallel_herding_bound
-from heeler.herding.rules.tabled import greedy_order
+from heeler.herding import balance_sweep, herding_bound, make_rule, pair_sweep
 from tests.herding import reference
 from tests.herding.strategies import shards, split, vectors
 
@@ -33,7 +32,7 @@ def test_cd_grab_does_not_depend_on_how_batches_arrive(sizes, data, random):
             count = random.randint(1, len(own))
             rule.observe(np.array(own[:count]), table[own[:count]])
             del own[:count]
-        expected = coordinated_pair_sweep(table, order, shard_sizes=sizes)
+        expected = pair_sweep(table, order, shard_sizes=sizes)
         np.testing.assert_array_equal(rule.next_order(), expected)
 
 
@@ -138,29 +137,19 @@ def test_the_walks_constant_is_the_callers():
     assert not np.array_equal(timid, certain[::-1])
 
 
-@QUICK
-@given(vectors(dim=4))
-def test_greedy_is_its_reference(table):
-    table = np.concatenate([table, -table])
-    order = np.arange(len(table))
-    np.testing.assert_array_equal(greedy_order(table, order), reference.greedy(table.astype(float), order))
-
-
 def test_order_matters_for_prefixes_as_published():
     """One round halves the bound; coordinated workers stay flat where independent ones grow."""
     sizes = [500] * 16
     table = np.random.default_rng(0).standard_normal((8000, 8)).astype(np.float32)
     bounds = {}
-    for name in ("random", "id-grab", "id-grab-mean", "cd-grab", "walk", "kh", "herd", "greedy"):
+    for name in ("random", "id-grab", "id-grab-mean", "cd-grab", "walk", "kh", "herd"):
         rule = make_rule(name, 8000, 8, shard_sizes=sizes)
         bounds[name] = []
         for _ in range(8):
-            bounds[name].append(parallel_herding_bound(table, rule.order, shard_sizes=sizes).two)
+            bounds[name].append(herding_bound(table, rule.order, shard_sizes=sizes).two)
             for own in np.split(rule.order, 16):
                 rule.observe(own, table[own])
             rule.next_order()
-            if name == "greedy":
-                break
     assert bounds["cd-grab"][1] < 0.6 * bounds["cd-grab"][0]
     assert bounds["cd-grab"][-1] < 0.5 * bounds["id-grab"][-1] < 0.25 * min(bounds["random"])
     assert bounds["herd"][1] < 1.2 * bounds["cd-grab"][-1]

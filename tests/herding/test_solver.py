@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heeler.herding import herding_bound, parallel_herding_bound, solve
+from heeler.herding import herding_bound, solve
 from heeler.herding.solver import sharing_groups
 from tests.herding.strategies import flat_order, shards, vectors
 
@@ -35,9 +35,9 @@ def test_never_worse_with_own_shards(sizes, data, batch_size):
         np.split(got.order, np.cumsum(sizes)[:-1]), np.split(order, np.cumsum(sizes)[:-1]), strict=True
     ):
         np.testing.assert_array_equal(np.sort(part), np.sort(own))
-    after = parallel_herding_bound(table, got.order, shard_sizes=sizes, batch_size=batch_size).rms
+    after = herding_bound(table, got.order, shard_sizes=sizes, batch_size=batch_size).rms
     assert after == pytest.approx(got.bound_after, abs=1e-9)
-    assert after <= parallel_herding_bound(table, order, shard_sizes=sizes, batch_size=batch_size).rms + 1e-9
+    assert after <= herding_bound(table, order, shard_sizes=sizes, batch_size=batch_size).rms + 1e-9
     assert after <= got.bound_random + 1e-9
 
 
@@ -77,15 +77,6 @@ def test_the_same_for_the_same_seed_and_input_left_alone():
     np.testing.assert_array_equal(table, kept[0])
     np.testing.assert_array_equal(order, kept[1])
     assert not np.shares_memory(solve(np.ones((4, 1)), order[:4].argsort()).order, order)
-
-
-def test_cube_and_flat_shards_are_solved_alike():
-    rng = np.random.default_rng(0)
-    table = rng.standard_normal((3, 10, 4)).astype(np.float32)
-    orders = np.stack([rng.permutation(10) for _ in range(3)])
-    offsets = np.arange(3)[:, None] * 10
-    flat = solve(table.reshape(30, 4), (orders + offsets).ravel(), shard_sizes=[10, 10, 10]).order
-    np.testing.assert_array_equal(solve(table, orders).order + offsets, flat.reshape(3, 10))
 
 
 def test_workers_of_like_size_share_a_sum():

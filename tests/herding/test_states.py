@@ -202,9 +202,8 @@ def test_a_state_of_tensors_loads(name):
     assert same(rule.state_dict(), good)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_a_table_refuses_what_it_cannot_have_saved(dtype):
-    table, other = SketchTable(N, K, dtype), SketchTable(N, K, dtype)
+def test_a_table_refuses_what_it_cannot_have_saved():
+    table, other = SketchTable(N, K), SketchTable(N, K)
     table.put(np.arange(9), VECTORS[:9] * 1e3)
     other.put(np.arange(5, 12), VECTORS[:7])
     good = {name: value.copy() for name, value in table.state_dict().items()}
@@ -214,7 +213,7 @@ def test_a_table_refuses_what_it_cannot_have_saved(dtype):
     bad = [("rows", nan), ("rows", good["rows"].T), ("rows", good["rows"].astype(np.float64))]
     bad += [("seen", good["seen"].astype(np.int8)), ("seen", good["seen"][1:]), ("seen", np.arange(N))]
     bad += [("dropped", np.array(value)) for value in (-1, 2.0, True)] + [("dropped", np.zeros(2, np.int64))]
-    scales = [0.0, -1.0, np.nan, np.inf, 3.0, 2.0**-200, 2.0**200, *([2.0] if dtype == np.float32 else [])]
+    scales = [0.0, -1.0, np.nan, np.inf, 3.0, 2.0**-200, 2.0**200]
     bad += [("scale", np.array([value, 1.0])) for value in scales] + [("scale", np.array([1.0, 0.5]))]
     bad += [("agreed", np.array([[1.0, 2.0, 3.0], [inner, 1.0, rows]])) for inner, rows in ((2.0, 1.0), (0.5, -1.0))]
     bad += [("agreed", np.zeros(3)), ("agreed", np.full((2, 3), np.nan))]

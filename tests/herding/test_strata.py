@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import make_rule
-from heeler.herding.strata import COLUMNS, SHARE, beside, codes_of, spread_visits, strata_of, stratified_order
+from heeler.herding.strata import (
+    COLUMNS,
+    STRATA_SHARE,
+    append_strata_columns,
+    codes_of,
+    spread_visits,
+    strata_of,
+    stratified_order,
+)
 from heeler.ordering.partition import deal
 from tests.herding import reference
 
@@ -201,7 +209,7 @@ def test_strata_stand_beside_the_vectors_with_a_quarter_of_their_spread(names: i
     rng = np.random.default_rng(names)
     vectors = (3 * rng.standard_normal((1000, 5))).astype(dtype)
     strata = np.sort(rng.integers(0, names, 1000))
-    out = beside(vectors, strata, 3 * 5**0.5)
+    out = append_strata_columns(vectors, strata, 3 * 5**0.5)
     assert out.dtype == dtype
     np.testing.assert_array_equal(out[:, :5], vectors)
     own = out[:, 5:].astype(np.float64)
@@ -216,10 +224,10 @@ def test_strata_stand_beside_the_vectors_with_a_quarter_of_their_spread(names: i
     assert np.abs(angles).max() < (0.7 if names > COLUMNS else 1e-9)
     if names > 1:
         spread = own.var(axis=0).sum() / (9 * 5)
-        assert SHARE / 2 < spread < 2 * SHARE
+        assert STRATA_SHARE / 2 < spread < 2 * STRATA_SHARE
 
 
 def test_strata_beside_vectors_stay_finite_where_halves_end() -> None:
     vectors = np.full((4, 3), 60_000, np.float16)
-    assert np.isfinite(beside(vectors, np.array([0, 1, 0, 1]), 1e6)).all()
-    assert beside(vectors, np.array([0, 1, 0, 1]), 1e-9)[0, 3] > 0
+    assert np.isfinite(append_strata_columns(vectors, np.array([0, 1, 0, 1]), 1e6)).all()
+    assert append_strata_columns(vectors, np.array([0, 1, 0, 1]), 1e-9)[0, 3] > 0

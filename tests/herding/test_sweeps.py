@@ -6,14 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heeler.herding import (
-    balance_sweep,
-    coordinated_pair_sweep,
-    herding_bound,
-    pair_sweep,
-    parallel_herding_bound,
-    solve,
-)
+from heeler.herding import balance_sweep, herding_bound, pair_sweep, solve
 from tests.herding import reference
 from tests.herding.strategies import DTYPES, centred, flat_order, shards, split, vectors
 
@@ -42,20 +35,8 @@ def test_coordinated_pair_sweep_is_its_reference(sizes, data, seed):
     table = data.draw(vectors(rows=sum(sizes)))
     order = flat_order(sizes, seed)
     expected = reference.coordinated_pair_sweep(table.astype(float), split(order, sizes))
-    got = coordinated_pair_sweep(table, order, shard_sizes=sizes)
+    got = pair_sweep(table, order, shard_sizes=sizes)
     np.testing.assert_array_equal(got, np.concatenate(expected))
-
-
-@QUICK
-@given(st.integers(1, 4), st.integers(1, 9), st.data())
-def test_uniform_workers_are_a_case_of_flat_shards(workers, size, data):
-    table = data.draw(vectors(rows=workers * size))
-    flat = flat_order([size] * workers, 3)
-    orders = flat.reshape(workers, size) - np.arange(workers)[:, None] * size
-    got = coordinated_pair_sweep(table.reshape(workers, size, -1), orders)
-    assert got.shape == (workers, size)
-    expected = coordinated_pair_sweep(table, flat, shard_sizes=[size] * workers)
-    np.testing.assert_array_equal(got + np.arange(workers)[:, None] * size, expected.reshape(workers, size))
 
 
 @QUICK
@@ -64,7 +45,7 @@ def test_bounds_are_their_reference(sizes, data, batch_size):
     table = data.draw(vectors(rows=sum(sizes)))
     order = flat_order(sizes, 5)
     expected = reference.bounds(table.astype(float), split(order, sizes), batch_size)
-    got = parallel_herding_bound(table, order, shard_sizes=sizes, batch_size=batch_size)
+    got = herding_bound(table, order, shard_sizes=sizes, batch_size=batch_size)
     np.testing.assert_allclose(got, expected, atol=1e-9)
     alone = herding_bound(table, order, batch_size=batch_size)
     np.testing.assert_allclose(alone, reference.bounds(table.astype(float), [order], batch_size), atol=1e-9)
@@ -111,17 +92,16 @@ def test_a_spread_that_float32_would_lose_beside_the_mean():
 def test_cd_grab_by_hand():
     # Worker 0: D = 1 − 3 = −2; S = 0 is a tie, so +1: S = −2. Worker 1: D = 1, ⟨S, D⟩ = −2 ≤ 0: +1, S = −1.
     # Second pairs: worker 0: D = −1, ⟨S, D⟩ = 1 > 0: the other way round, S = 0. Worker 1: a tie again.
-    table = np.array([[[1.0], [3.0], [1.0], [2.0]], [[5.0], [4.0], [0.0], [7.0]]])
-    orders = np.array([[0, 1, 2, 3], [0, 1, 2, 3]])
-    np.testing.assert_array_equal(coordinated_pair_sweep(table, orders), [[0, 3, 2, 1], [0, 2, 3, 1]])
+    table = np.array([[1.0], [3.0], [1.0], [2.0], [5.0], [4.0], [0.0], [7.0]])
+    np.testing.assert_array_equal(pair_sweep(table, np.arange(8), shard_sizes=[4, 4]), [0, 3, 2, 1, 4, 6, 7, 5])
 
 
 def test_an_odd_last_example_keeps_its_place():
-    table = np.random.default_rng(1).standard_normal((2, 7, 3))
-    orders = np.array([[6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 6]])
-    got = coordinated_pair_sweep(table, orders)
-    assert got[0, -1] == 0
-    assert got[1, -1] == 6
+    table = np.random.default_rng(1).standard_normal((14, 3))
+    order = np.array([6, 5, 4, 3, 2, 1, 0, 7, 8, 9, 10, 11, 12, 13])
+    got = pair_sweep(table, order, shard_sizes=[7, 7])
+    assert got[6] == 0
+    assert got[13] == 13
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -61,13 +61,6 @@ def test_outlier_is_clipped_not_infinite_and_moves_nothing() -> None:
     assert table.rows[3, 0] == np.float16(65504)
 
 
-def test_single_precision_is_exact() -> None:
-    table, rows = SketchTable(3, 4, np.float32), np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    table.put([2, 0, 1], rows * 1e-30)
-    assert np.array_equal(table.rows[[2, 0, 1]], rows * np.float32(1e-30))
-    assert table.scale == 1.0
-
-
 def test_state_round_trip() -> None:
     table, rng = SketchTable(5, 4), np.random.default_rng(0)
     table.put([1, 3], rng.normal(size=(2, 4)) * 1e-5)
@@ -86,19 +79,19 @@ def test_state_round_trip() -> None:
 
 def test_bad_input_says_what_to_do() -> None:
     table = SketchTable(5, 4)
-    with pytest.raises(IndexError, match=r"0\.\.4"):
+    with pytest.raises(ValueError, match=r"0\.\.4"):
         table.put([5], np.zeros((1, 4)))
     with pytest.raises(ValueError, match=r"\(b, 4\)"):
         table.put([1], np.zeros((1, 3)))
     with pytest.raises(ValueError, match="needs its index"):
         table.put([1], np.zeros((2, 4)))
-    with pytest.raises(ValueError, match="float16 or float32"):
-        SketchTable(5, 4, np.float64)
+    with pytest.raises(ValueError, match="at least one example"):
+        SketchTable(0, 4)
 
 
 TOUCHED = """
 import numpy as np
-from heeler.herding import SketchTable, kernels
+from heeler.herding import SketchTable, kernels_sweeps
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -134,7 +127,7 @@ HARD = np.float32([*LIMITS, *SUBNORMAL, *TIES])
 @given(st.integers(0, 2**32), st.integers(-120, 120))
 def test_the_kernel_rounds_as_numpy_does(seed: int, power: int) -> None:
     """All sizes, subnormals, ties, zeros' signs and limits; repeated indices."""
-    from heeler.herding import kernels
+    from heeler.herding import kernels_sweeps
 
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 2**32, (9, 70), dtype=np.uint32)
@@ -146,7 +139,7 @@ def test_the_kernel_rounds_as_numpy_does(seed: int, power: int) -> None:
     where = rng.integers(0, 20, 9)
     scale, largest = np.float32(2.0**power), np.float32(65504)
     got, expected = np.zeros((2, 20, 70), np.uint16)
-    kernels.store_halves(got, frozen(where), frozen(values), scale, largest)
+    kernels_sweeps.store_halves(got, frozen(where), frozen(values), scale, largest)
     with np.errstate(over="ignore"):
         expected[where] = np.clip(values * scale, -largest, largest).astype(np.float16).view(np.uint16)
     assert np.array_equal(got, expected)
@@ -195,15 +188,14 @@ def agreement_of(old: np.ndarray, new: np.ndarray) -> float:
     return float(np.average(cosines, weights=lengths))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("part", [50, 3])  # with 40 numbers per row: for the kernel, and too few for it
 @pytest.mark.parametrize("level", [1.0, 1e-12])
-def test_agreement_is_that_of_new_rows_with_those_that_they_replace(dtype: type, part: int, level: float) -> None:
+def test_agreement_is_that_of_new_rows_with_those_that_they_replace(part: int, level: float) -> None:
     rng = np.random.default_rng(0)
     old = (rng.standard_normal((50, 40)) * 10.0 ** rng.integers(-1, 2, (50, 1)) * level).astype(np.float32)
     new = (0.5 * old + level * rng.standard_normal((50, 40))).astype(np.float32)
     old[3] = new[4] = 0.0
-    table = SketchTable(50, 40, dtype)
+    table = SketchTable(50, 40)
     table.put(np.arange(50), old)
     table.close_epoch()
     assert table.agreement is None  # there was nothing to agree with

@@ -37,7 +37,13 @@ def test_a_loaders_labels_are_its_strata(order: str, caplog: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"strata": None}, {"order": heeler.two_levels(16)}, {"order": "random"}, {"order": "pair"}, {"shards": "local"}],
+    [
+        {"strata": None},
+        {"order": heeler.order_by(range(46))},
+        {"order": "random"},
+        {"order": "pair"},
+        {"shards": "local"},
+    ],
     ids=str,
 )
 def test_nothing_is_looked_for_where_it_is_of_no_use(options: dict[str, Any], caplog: Any) -> None:

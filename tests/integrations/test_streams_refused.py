@@ -81,7 +81,7 @@ def test_mosaic_refuses_what_gives_other_samples(tmp_path):
     where = str(tmp_path / "remote")
     for options, why in (
         ({"epoch_size": 50}, "every sample once"),
-        ({"batching_method": "stratified"}, "leave it away"),
+        ({"batching_method": "stratified"}, "omit it"),
         ({"replication": 2}, "process_group"),
     ):
         try:
@@ -113,7 +113,7 @@ def test_huggingface_refuses_what_hides_examples(parquet):
     files = [str(parquet / f"{shard}.parquet") for shard in range(len(SIZES))]
     plain = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
     for dataset, why in (
-        (plain.shuffle(seed=0), r"leave \.shuffle\(\) away"),
+        (plain.shuffle(seed=0), r"omit \.shuffle\(\)"),
         (plain.repeat(2), "every epoch has every example once"),
         (plain.take(10), "subset=numbers"),
         (plain.skip(10).map(lambda example: example), "subset=numbers"),
@@ -174,5 +174,5 @@ def test_a_dataset_whose_rows_were_moved_is_refused(parquet):
     dataset = files._dataset
     with pytest.raises(ValueError, match="flatten_indices"):
         from_huggingface(dataset.select([3, 1, 2]))
-    with pytest.raises(ValueError, match="leave sizes away"):
+    with pytest.raises(ValueError, match="omit sizes"):
         from_huggingface(dataset, sizes=SIZES)

@@ -319,11 +319,7 @@ class TestRule:
             make_rule("herd", 200, 4).load_state_dict(state)
 
     def test_refusals(self):
-        with pytest.raises(ValueError, match="block_size"):
-            BlockHerd(10, 4, block_size=0)
         with pytest.raises(ValueError, match="each worker a rule of its own"):
             BlockHerd(10, 4, block_size=4, shard_sizes=[5, 5])
-        with pytest.raises(ValueError, match="strata"):
-            BlockHerd(10, 4, block_size=4, strata=[0, 1] * 5)
         with pytest.raises(FileNotFoundError, match="no folder"):
             BlockHerd(10, 4, table="/nowhere/at/all").observe([1], np.ones((1, 4)))

@@ -204,7 +204,7 @@ def test_bad_input_is_refused():
 
 def make(order="herd", sizes=(20, 30, 10), dim=3, seed=0, **common):
     options = {"batch_size": 4, "portions": 2, **common}
-    return sharded(order, np.array(sizes), readers=2, open_shards=2).make(sum(sizes), dim, seed=seed, **options)
+    return sharded(order, np.array(sizes), workers=2, open_shards=2).make(sum(sizes), dim, seed=seed, **options)
 
 
 @pytest.mark.parametrize("order", ["herd", "random"])
@@ -234,14 +234,14 @@ def test_rules_refuse_what_they_cannot_do():
         sharded("cd-grab", [3, 4])
     with pytest.raises(ValueError, match="shards hold 7"):
         sharded("herd", [3, 4]).make(8, 2, seed=0, batch_size=1)
-    with pytest.raises(ValueError, match="of their own"):
+    with pytest.raises(ValueError, match="a rule for each"):
         sharded("herd", [3, 4]).make(7, 2, seed=0, batch_size=1, shard_sizes=[3, 4])
 
 
 def test_a_subset_keeps_its_shards():
     chosen = [0, 19, 20, 49, 59]
-    recipe = sharded("random", [20, 30, 5, 5]).within(Subset(60, chosen))
-    np.testing.assert_array_equal(recipe.options["sizes"], [2, 2, 0, 1])
+    spec = sharded("random", [20, 30, 5, 5]).within(Subset(60, chosen))
+    np.testing.assert_array_equal(spec.options["sizes"], [2, 2, 0, 1])
     whole = sharded("random", [20, 40])
     assert whole.within(Subset(60)) is whole
     assert whole.digest != sharded("random", [21, 39]).digest

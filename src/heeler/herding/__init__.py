@@ -4,16 +4,14 @@ Knows nothing of models or samplers, and does not import torch. Kernels are comp
 """
 
 from heeler.herding.batches import solve_batches
-from heeler.herding.bounds import Bound, herding_bound, parallel_herding_bound
 from heeler.herding.rules import RULES, make_rule, rule_class, rule_names
 from heeler.herding.rules.by_score import order_by
 from heeler.herding.rules.protocol import OrderingRule
 from heeler.herding.rules.spec import RuleSpec
 from heeler.herding.solver import Solution, solve
-from heeler.herding.sweeps import balance_sweep, coordinated_pair_sweep, pair_sweep
+from heeler.herding.sweeps import Bound, balance_sweep, herding_bound, pair_sweep
 from heeler.herding.table import SketchTable
 
 __all__ = ["RULES", "OrderingRule", "RuleSpec", "make_rule", "order_by", "rule_class", "rule_names"]
-__all__ += ["Bound", "SketchTable", "Solution", "herding_bound", "parallel_herding_bound", "solve"]
-__all__ += ["solve_batches"]
-__all__ += ["balance_sweep", "coordinated_pair_sweep", "pair_sweep"]
+__all__ += ["Bound", "SketchTable", "Solution", "balance_sweep", "herding_bound", "pair_sweep"]
+__all__ += ["solve", "solve_batches"]

@@ -10,7 +10,8 @@ Within a step gradients are averaged, so what a step does wrong is the sum of it
    Where steps differ in size, those of each size are first made to add up to about nothing by themselves, since only
    steps of one size exchange examples.
 
-Strata are coordinates beside the vectors (`beside`), so that steps and prefixes also hold about their share of each.
+Strata are columns of the vectors (`append_strata_columns`), so that steps and prefixes also hold about their share of
+each.
 
 docs/how-it-works.md says why, RESULTS.md what it is worth.
 """
@@ -26,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding import validate as check
-from heeler.herding.solver import Solution, solve
-from heeler.herding.steps import SWEEPS, Steps, centre
-from heeler.herding.strata import beside
+from heeler.herding.solver import MOST_SWEEPS, Solution, solve
+from heeler.herding.steps import Steps, centre
+from heeler.herding.strata import append_strata_columns
 from heeler.herding.validate import Array, IntArray
 
-ROUNDS, FEWER, LARGE = 4, 3, 512
+ROUNDS, ROUNDS_OF_LARGE, LARGE = 4, 3, 512
 """Rounds of exchanges, at most; the second between steps of more examples than the third. In each, every step meets one
 at every distance that `steps.reach` allows. With steps of 64 more than four leave 0.99 of the prefixes. With the 1,024
 of many workers a fourth leaves 0.98, and takes a quarter more time than the steps beside which a leader solves."""
@@ -65,21 +66,21 @@ def solve_batches(
         order it starts from.
     """
     begun = time.perf_counter()
-    floats = check.as_floats(vectors, "(N, K)")
+    floats = check.as_floats(vectors)
     batch_size = check.check_positive(batch_size, "batch_size")
     shards = check.as_offsets(shard_sizes, len(floats))
     strata = None if strata is None else _checked_strata(strata, len(floats))
-    seen = None if seen is None else _checked_seen(seen, len(floats))
+    seen = None if seen is None else check.as_seen(seen, len(floats))
     if strata is not None:
         _, scale = centre(floats, check.as_bits(floats), shards, seen)
-        floats = beside(floats, strata, 1 / scale)
+        floats = append_strata_columns(floats, strata, 1 / scale)
     rng = np.random.default_rng(seed)
     start = np.concatenate([a + rng.permutation(b - a) for a, b in pairwise(shards.tolist())])
     steps = Steps(floats, start, shards, batch_size, seen)
     before, bound_random = steps.total, steps.bound()
     steps.rearrange(_swept(floats, start, shards, batch_size, seen, rng))
     steps.level(rng)
-    done = steps.balance((FEWER if steps.largest > LARGE else ROUNDS) if rounds is None else rounds, rng)
+    done = steps.balance((ROUNDS_OF_LARGE if steps.largest > LARGE else ROUNDS) if rounds is None else rounds, rng)
     seconds = time.perf_counter() - begun
     left = steps.total / before if before > 0 else 1.0
     return Solution(steps.order(), bound_random, steps.bound(), bound_random, done, seconds, left)
@@ -93,13 +94,6 @@ def _checked_strata(strata: Any, examples: int) -> IntArray:
             f"{codes.min()} as the least: number them with numpy.unique(labels, return_inverse=True)"
         )
     return codes
-
-
-def _checked_seen(seen: Any, examples: int) -> NDArray[np.bool_]:
-    out = check.as_numpy(seen, "seen")
-    if out.shape != (examples,) or out.dtype != np.bool_:
-        raise ValueError(f"seen must be {examples} bools, one per example, got {out.dtype} of shape {out.shape}")
-    return out
 
 
 def _swept(
@@ -118,11 +112,9 @@ def _swept(
     order = start.copy()
     places = np.arange(start.size) if seen is None else np.flatnonzero(seen[start])
     if known.size:
-        alone = sizes.size == 1
-        options: dict[str, Any] = {"sweeps": SWEEPS, "batch_size": batch_size, "seed": int(rng.integers(2**32))}
-        order[places] = solve(
-            floats, known, shard_sizes=None if alone else sizes.tolist(), subset=True, **options
-        ).order
+        shard_sizes, seed = None if sizes.size == 1 else sizes.tolist(), int(rng.integers(2**32))
+        options: dict[str, Any] = {"sweeps": MOST_SWEEPS, "batch_size": batch_size, "seed": seed, "subset": True}
+        order[places] = solve(floats, known, shard_sizes=shard_sizes, **options).order
     return order
 
 

@@ -1,12 +1,12 @@
 """The compiled loops of `batches`: sum up steps, exchange examples between them. `reference` has plain twins.
 
-As in `kernels`, nothing here checks its input, half-precision rows are read as bits, and sums may be split over lanes.
+Nothing here checks its input. See `jit` for how rows are read.
 """
 
 import numpy as np
 from numba import njit, types
 
-from heeler.herding.kernels import _COMPILE, _prefetch, _value
+from heeler.herding.jit import _COMPILE, _prefetch, _value
 from heeler.herding.steps import WINDOW
 
 _TURNS = 8

@@ -8,7 +8,7 @@ import math
 
 from numba import njit
 
-from heeler.herding.kernels import _COMPILE
+from heeler.herding.jit import _COMPILE
 
 DETERMINISTIC, WALK, KERNEL_HALVING = 0, 1, 2
 

@@ -3,7 +3,7 @@
 The objective is the root mean square, over batch boundaries, of the 2-norm of the centred prefix sum. The theorems
 bound the error by the *largest* norm, but choosing by it trains worse: one example with a huge gradient sets the
 largest norm of every order alike, and the choice between sweeps becomes noise. Measured on mortgage data (one row of
-norm 352, four workers with own shards, after 5 epochs, two seeds): 5.0e-6 from the optimum when chosen by the largest
+norm 352, four workers with local shards, after 5 epochs, two seeds): 5.0e-6 from the optimum when chosen by the largest
 norm, 1.4e-7 by the root mean square; softmax regression on digits: 2.2e-3 and 9.5e-4. Only batch boundaries count, as
 gradients are averaged within a batch anyway.
 """
@@ -17,18 +17,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from heeler.herding.problem import Problem, make_problem
-from heeler.herding.validate import IntArray, as_numpy, check_positive
+from heeler.herding.sweeps import Problem, make_problem
+from heeler.herding.validate import IntArray, check_positive
 
-SWEEPS = 10
+MOST_SWEEPS = 16
+"""Of a solve for training; it ends by itself when sweeps stop helping."""
 PATIENCE = 3
 """Sweeps without progress after which a solve ends."""
-PROGRESS = 0.99
+SWEEP_PROGRESS = 0.99
 """A sweep makes progress when it takes the best bound below this share of what it was."""
 
 
 class Solution(NamedTuple):
-    """What a solve found: the best order seen, in the form of the given one, after how many sweeps and seconds.
+    """What a solve found: the best order seen, after how many sweeps and seconds.
 
     Bounds are root mean squares of the prefixes' 2-norms at batch boundaries: of the given order, of the best, and of a
     random one drawn from the seed.
@@ -48,37 +49,32 @@ def solve(
     vectors: Any,
     order: Any,
     *,
-    sweeps: int = SWEEPS,
+    sweeps: int = 10,
     batch_size: int = 1,
     seed: int = 0,
     shard_sizes: Sequence[int] | None = None,
     subset: bool = False,
-    screen: bool = False,
 ) -> Solution:
     """The best order that up to `sweeps` balance sweeps find, never worse than `order` nor than a random one.
 
-    One order, vectors (N, K) and order (N,), is improved by mean-centred sweeps. Own shards, vectors (n, m, K) and
-    order (n, m), or the flat form with `shard_sizes`, by coordinated pair sweeps: mean-centred ones let the workers'
-    lists drift apart. The table is never copied.
+    One order is improved by mean-centred sweeps, local shards by coordinated pair sweeps: mean-centred ones let the
+    workers' lists drift apart. The table is never copied.
 
     Args:
-        vectors: (N, K) or (n, m, K) float16, float32 or float64, NumPy or CPU torch, memory-mapped files too.
-        order: (N,) or (n, m) int; where the sweeps start.
+        vectors: (N, K) float16, float32 or float64, NumPy or CPU torch, memory-mapped files too; finite.
+        order: (N,) int; where the sweeps start.
         sweeps: at most this many; fewer when they stop helping.
         batch_size: examples per worker in a batch: prefixes are judged at batch boundaries, and at the end.
         seed: of the random order that the result is compared with.
-        shard_sizes: examples of each worker, shards side by side in the flat form.
-        subset: `order` may list only some rows of a flat table; `shard_sizes` then divide that list.
-        screen: count non-finite rows as zero, with a warning, instead of refusing them.
+        shard_sizes: examples of each worker, shards side by side; None for one worker.
+        subset: `order` may list only some rows of the table; `shard_sizes` then divide that list.
     """
     start = time.perf_counter()
     sweeps = check_positive(sweeps, "sweeps")
-    cube = shard_sizes is None and as_numpy(vectors, "vectors").ndim == 3
-    options: dict[str, Any] = {"batch_size": batch_size, "subset": subset, "screen": screen}
-    problem = make_problem(vectors, order, cube=cube, shard_sizes=shard_sizes, **options)
+    problem = make_problem(vectors, order, batch_size=batch_size, shard_sizes=shard_sizes, subset=subset)
     best, *sums, boundaries, done = _improve(problem, sweeps, np.random.default_rng(seed))
     before, after, random = (math.sqrt(total / boundaries) for total in sums)
-    return Solution(problem.as_given(best), before, after, random, done, time.perf_counter() - start)
+    return Solution(best, before, after, random, done, time.perf_counter() - start)
 
 
 def _improve(problem: Problem, sweeps: int, rng: np.random.Generator) -> tuple[IntArray, float, float, float, int, int]:
@@ -102,7 +98,7 @@ def _improve(problem: Problem, sweeps: int, rng: np.random.Generator) -> tuple[I
         if done == 1:
             bound_given = bound_best = bound
         elif bound < bound_best:
-            idle = 0 if bound < PROGRESS**2 * bound_best else idle + 1
+            idle = 0 if bound < SWEEP_PROGRESS**2 * bound_best else idle + 1
             best = np.empty_like(current) if best is problem.order else best
             np.copyto(best, current)
             bound_best = bound
@@ -117,7 +113,7 @@ def _improve(problem: Problem, sweeps: int, rng: np.random.Generator) -> tuple[I
         rounded = alone and problem.sums == np.float32
         finalists.append((problem.prefix_norms(best)[2] if rounded else bound_best, best))
     bound_best, best = min(finalists, key=lambda finalist: finalist[0])
-    if bound_best > PROGRESS**2 * bound_given:  # too close for a rounded judgement
+    if bound_best > SWEEP_PROGRESS**2 * bound_given:  # too close for a rounded judgement
         bound_given = problem.prefix_norms(problem.order)[2]
         if bound_given <= bound_best:
             bound_best, best = bound_given, problem.order.copy()

@@ -16,11 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding import validate as check
-from heeler.herding.solver import solve
 from heeler.herding.validate import Array, IntArray
 
-SWEEPS = 16
-"""At most; they end by themselves when they stop helping."""
 NEAR, FURTHER = 2, 4
 """How far apart steps are that exchange examples: further where that takes no longer, see `reach`."""
 FEW = 1 << 15
@@ -29,11 +26,11 @@ examples of two steps, so its time per example is in proportion to that: with FU
 sketches of 1,024 numbers takes with NEAR. On convex tasks that leaves two thirds of f − f* (`benchmarks.thorough`)."""
 WINDOW = 64
 """Examples of each of two steps that are looked at together: their inner products, (2 · 64)², fit the caches."""
-SHARE = 0.1
+SUMS_SHARE = 0.1
 """How much the steps' sums count in exchanges beside the prefixes, both measured by what they are at first. With the
 steps' sums alone prefixes suffer where they are as short as a step's sum is: on some convex tasks that was worse than
 no exchanges at all (docs/how-it-works.md). With 0.3 sums get a few hundredths shorter, and prefixes a tenth longer."""
-PROGRESS = 0.97
+ROUND_PROGRESS = 0.97
 """A round that leaves more than this share of Σ ‖sum‖ is the last. Of squares one huge vector would be nearly all, and
 the rounds would end with the first."""
 LEVELS = 4
@@ -50,12 +47,7 @@ class Steps:
     """A partition of the examples into steps; places of a step lie worker by worker, as `start` has them."""
 
     def __init__(
-        self,
-        floats: Array,
-        start: IntArray,
-        shards: IntArray,
-        batch_size: int,
-        seen: NDArray[np.bool_] | None,
+        self, floats: Array, start: IntArray, shards: IntArray, batch_size: int, seen: NDArray[np.bool_] | None
     ) -> None:
         from heeler.herding import kernels_batches
 
@@ -135,11 +127,11 @@ class Steps:
     def balance(self, rounds: int, rng: np.random.Generator) -> int:
         """Exchange examples between near steps of a kind as long as that helps; returns the rounds done.
 
-        What falls is Σ_t ‖prefix_t‖² + λ Σ_t ‖sum_t‖², where λ = SHARE · Σ ‖prefix‖² / Σ ‖sum‖² of the order at first.
+        What falls is Σ_t ‖prefix_t‖² + λ Σ_t ‖sum_t‖², with λ = SUMS_SHARE · Σ ‖prefix‖² / Σ ‖sum‖² of the first order.
         """
         if np.diff(self._ends).max() < 2 or self.largest < 2 or self.total == 0:
             return 0
-        weight = SHARE * self._squared_prefixes() / self.total
+        weight = SUMS_SHARE * self._squared_prefixes() / self.total
         left, done = self._norms(), 0
         near = reach(self.largest, self._sums.shape[1])
         while done < rounds:
@@ -150,7 +142,7 @@ class Steps:
                     self._exchange(pairs[pairs[:, 0] % distance == apart], distance, weight)
             done += 1
             left, before = self._norms(), left
-            if left >= PROGRESS * before:
+            if left >= ROUND_PROGRESS * before:
                 break
         self._kernels.step_sums(*self._arguments)  # without the rounding of many changes
         return done
@@ -244,29 +236,16 @@ def centre(
 
     Products of the scaled vectors neither overflow nor vanish in float32; being a power of two, it rounds nothing.
     """
-    from heeler.herding import kernels
+    from heeler.herding import kernels_sweeps
 
     known = np.arange(len(floats)) if seen is None else np.flatnonzero(seen)
     offsets = np.searchsorted(known, shards)
     means = check.aligned(shards.size - 1, floats.shape[1])
-    squares = kernels.shard_means(table, check.frozen(known), offsets, means)
+    squares = kernels_sweeps.shard_means(table, check.frozen(known), offsets, means)
     if not math.isfinite(squares):
-        bad = np.intersect1d(check.nonfinite_rows(floats), known)
-        if bad.size == 0:
-            raise ValueError("the vectors' squares add up to more than float64 holds: scale them down")
-        shown = ", ".join(map(str, bad[:8])) + (", ..." if bad.size > 8 else "")
-        raise ValueError(f"{bad.size} vectors hold NaN or infinity, rows {shown}: leave them out of `seen`")
+        check.refuse_nonfinite(floats, known, "leave them out of `seen`")
     if squares == 0:
         return means, 1.0
     spread = squares - float(np.diff(offsets) @ np.einsum("jk,jk->j", means, means))
     # Beside a huge mean the spread is lost in rounding; then it lies below a small share of the squares.
     return means, 2.0 ** -round(math.log2(max(spread, 1e-14 * squares) / known.size) / 2)
-
-
-def herded(sums: NDArray[np.float32], rng: np.random.Generator) -> IntArray:
-    """(T,) an order of the rows of sums (T, K) in which prefixes are short."""
-    count = len(sums)
-    centred = sums - sums.mean(axis=0, dtype=np.float64).astype(np.float32)
-    if not centred.any():
-        return rng.permutation(count)
-    return solve(centred, rng.permutation(count), sweeps=SWEEPS, seed=int(rng.integers(2**32))).order

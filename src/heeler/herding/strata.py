@@ -12,7 +12,7 @@ import numpy as np
 from heeler.herding.validate import Array, IntArray, aligned, as_numpy
 
 GOLDEN = (5**0.5 - 1) / 2
-SHARE = 0.25
+STRATA_SHARE = 0.25
 """What strata are beside vectors, in mean squared deviation: enough that they are balanced too, and little enough that
 vectors are balanced nearly as well as alone. 1 was no better on networks, and worse on digits and CoLA (RESULTS.md)."""
 COLUMNS = 64
@@ -87,20 +87,18 @@ def _as_labels(strata: Any) -> Array:
         return labels.astype(np.int64)
     if labels.dtype.kind == "U":
         return labels
-    if labels.dtype.kind == "f":
-        raise ValueError(
-            f"strata must hold integers or strings, got {labels.dtype}: convert classes with astype(int64), and cut "
-            "measured numbers into a few bins (numpy.digitize); NaN needs a bin of its own"
-        )
-    raise ValueError(f"strata must hold integers, bools or strings, got {labels.dtype}")
+    raise ValueError(
+        f"strata must hold integers, bools or strings, got {labels.dtype}: convert classes with astype(int64), and cut "
+        "measured numbers into a few bins (numpy.digitize); NaN needs a bin of its own"
+    )
 
 
-def beside(vectors: Array, strata: IntArray, length: float) -> Array:
-    """(N, K + C) a copy of the vectors (N, K) with coordinates of their strata, codes (N,), beside them.
+def append_strata_columns(vectors: Array, strata: IntArray, length: float) -> Array:
+    """(N, K + C) a copy of the vectors (N, K) and columns of their strata, codes (N,), behind them.
 
-    A stratum is a vector of its own: in a direction of its own up to `COLUMNS` of them; more have random signs, which
-    are nearly at right angles. Their length makes their mean squared deviation `SHARE` of the vectors', `length`²; it
-    is a power of two, so that nothing is rounded and every machine finds the same order.
+    Each of up to `COLUMNS` strata has a direction of its own; more have random signs, which are nearly at right angles.
+    Their length makes their mean squared deviation `STRATA_SHARE` of the vectors', `length`²; it is a power of two, so
+    that nothing is rounded and every machine finds the same order.
     """
     names, dim = int(strata.max(initial=0)) + 1, vectors.shape[1]
     columns = min(names, COLUMNS)
@@ -108,7 +106,7 @@ def beside(vectors: Array, strata: IntArray, length: float) -> Array:
     if names > COLUMNS:
         units = np.random.default_rng(names).choice([-1.0, 1.0], (names, columns)) / math.sqrt(columns)
     deviation = 1 - float(np.square(np.bincount(strata, minlength=names) / max(1, strata.size) @ units).sum())
-    exponent = round(math.log2(length * math.sqrt(SHARE / max(deviation, 1e-6))))
+    exponent = round(math.log2(length * math.sqrt(STRATA_SHARE / max(deviation, 1e-6))))
     kind = np.finfo(vectors.dtype)
     exponent = min(max(exponent, kind.minexp + 4), kind.maxexp - 1)  # as far as the vectors' own numbers go
     out = aligned(len(vectors), dim + columns, dtype=vectors.dtype)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from heeler.herding import validate as check
 from heeler.herding.validate import IntArray
@@ -22,29 +22,27 @@ _USUAL = (2.0**-5, 2.0**6)
 costs more than all the rest."""
 _FEW = 1 << 10
 """Numbers up to which NumPy rounds a batch to half precision, and numba need not be loaded. NumPy takes 45 µs for
-64 × 256 numbers and 700 µs for 1,024 × 256, `kernels.store_halves` 2 µs and 24 µs. The first call takes up to a
+64 × 256 numbers and 700 µs for 1,024 × 256, `kernels_sweeps.store_halves` 2 µs and 24 µs. The first call takes up to a
 second, for numba has to start; the first solve then does not."""
 
 
 class SketchTable:
-    """N × K sketches, in half precision by default, overwritten as examples come.
+    """N × K sketches in half precision, overwritten as examples come.
 
-    rows: (N, K), the stored numbers, true sketch × scale. Memory is touched only where rows are written.
+    rows: (N, K) float16, the stored numbers, true sketch × scale. Memory is touched only where rows are written.
     seen: (N,) bool. scale: one power of two for all rows, chosen from the first sketches and changed, with all stored
     rows, when sketches have drifted far. dropped: how many rows were refused because they were not finite.
     """
 
-    def __init__(self, examples: int, dim: int, dtype: DTypeLike = np.float16) -> None:
+    def __init__(self, examples: int, dim: int) -> None:
         if examples < 1 or dim < 1:
             raise ValueError(f"a table needs at least one example and one column, not {examples} × {dim}")
-        if np.dtype(dtype) not in (np.dtype(np.float16), np.dtype(np.float32)):
-            raise ValueError(f"dtype must be float16 or float32, not {np.dtype(dtype)}")
-        self.rows: NDArray[Any] = np.zeros((examples, dim), dtype=dtype)
-        self.seen: NDArray[np.bool_] = np.zeros(examples, dtype=bool)
-        self.scale = 1.0
-        self.dropped = 0
-        self._scaled = False
-        self._half = self.rows.dtype == np.float16
+        self.rows: NDArray[np.float16] = np.zeros((examples, dim), np.float16)
+        self.seen: NDArray[np.bool_] = np.zeros(examples, np.bool_)
+        self._start()
+
+    def _start(self) -> None:
+        self.scale, self.dropped, self._scaled = 1.0, 0, False
         # Σ⟨new, old⟩, Σ‖new‖‖old‖, both in stored numbers, and the rows in them: since the last close, and up to it.
         self._agreed = np.zeros((2, 3))
 
@@ -80,17 +78,14 @@ class SketchTable:
 
         Of two with the same index the later counts. Vectors that are not finite are dropped.
         """
-        where, given = check.as_numpy(indices, "indices"), check.as_numpy(vectors, "vectors")
-        if where.ndim != 1 or given.shape != (where.size, self.dim):
+        where, given = check.as_rows(indices, len(self)), check.as_numpy(vectors, "vectors")
+        if where.size == 0:
+            return
+        if given.shape != (where.size, self.dim):
             raise ValueError(
                 f"put takes indices (b,) and vectors (b, {self.dim}), got shapes {where.shape} and {given.shape}: "
                 "every vector needs its index"
             )
-        if where.size == 0:
-            return
-        where = check.as_integers(where, "indices")
-        if where.min() < 0 or where.max() >= len(self):
-            raise IndexError(f"indices must lie in 0..{len(self) - 1}, got {where.min()}..{where.max()}")
         values = np.ascontiguousarray(given, np.float32)
         square = float(np.vdot(values, values))
         if not math.isfinite(square):  # one number tells that all of them are finite; huge ones may overflow it
@@ -99,8 +94,7 @@ class SketchTable:
             where, values = where[finite], values[finite]
         if where.size == 0:
             return
-        usual = self._scaled and _USUAL[0] <= math.sqrt(square / values.size) * self.scale <= _USUAL[1]
-        if self._half and not usual:
+        if not self._scaled or not _USUAL[0] <= math.sqrt(square / values.size) * self.scale <= _USUAL[1]:
             self._follow(values)
         self._file(where, values)
 
@@ -112,15 +106,9 @@ class SketchTable:
         """The true sketches of some examples, (b, K) float32; zeros for those not seen."""
         return np.asarray(self.rows[np.asarray(indices)].astype(np.float32) / np.float32(self.scale))
 
-    def state_dict(self) -> dict[str, NDArray[Any]]:
+    def state_dict(self) -> dict[str, Any]:
         """Arrays only. They are the table's own, not copies: write them out before the next `put`."""
-        return {
-            "rows": self.rows,
-            "seen": self.seen,
-            "scale": np.array([self.scale, float(self._scaled)]),
-            "dropped": np.array(self.dropped, np.int64),
-            "agreed": self._agreed,
-        }
+        return {"rows": self.rows, "seen": self.seen, **self._numbers()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hold what the state held, as a copy. A state that does not fit, or is damaged, is refused before a change."""
@@ -129,25 +117,34 @@ class SketchTable:
 
     def check_state(self, state: dict[str, Any]) -> None:
         """A ValueError for a state that `restore`, which checks nothing, must not see."""
-        check.stored_array(state, "rows", [self.rows.dtype], self.rows.shape)
+        check.stored_array(state, "rows", [np.float16], self.rows.shape)
         check.stored_array(state, "seen", [np.bool_], self.seen.shape)
+        self._check_numbers(state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        np.copyto(self.rows, check.as_numpy(state["rows"], "rows"))
+        np.copyto(self.seen, check.as_numpy(state["seen"], "seen"))
+        self._restore_numbers(state)
+
+    def _numbers(self) -> dict[str, Any]:
+        """What a state holds besides rows."""
+        scale = np.array([self.scale, float(self._scaled)])
+        return {"scale": scale, "dropped": np.array(self.dropped, np.int64), "agreed": self._agreed.copy()}
+
+    def _check_numbers(self, state: dict[str, Any]) -> None:
         scale, scaled = check.stored_array(state, "scale", [np.float64], (2,)).tolist()
-        half = self.rows.dtype == np.float16
-        if not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE or math.frexp(scale)[0] != 0.5 or (scale != 1 and not half):
-            raise ValueError(f"the state's scale is {scale}, which no table of {self.rows.dtype} has: it is damaged")
-        if scaled not in (0, 1) or check.stored_array(state, "dropped", [np.int64], ()) < 0:
-            raise ValueError("the state's scale or dropped is out of range: it is damaged")
+        if not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE or math.frexp(scale)[0] != 0.5 or scaled not in (0, 1):
+            raise ValueError(f"the state's scale is {scale}, which no table has: it is damaged")
+        if check.stored_array(state, "dropped", [np.int64], ()) < 0:
+            raise ValueError("the state's dropped is below 0: it is damaged")
         if "agreed" in state:  # those of 0.2.0 have none
             inner, product, rows = check.stored_array(state, "agreed", [np.float64], (2, 3)).T
             if (np.abs(inner) > 1.001 * product).any() or (rows < 0).any():
                 raise ValueError("the state's agreed is out of range: it is damaged")
 
-    def restore(self, state: dict[str, Any]) -> None:
-        np.copyto(self.rows, check.as_numpy(state["rows"], "rows"))
-        np.copyto(self.seen, check.as_numpy(state["seen"], "seen"))
+    def _restore_numbers(self, state: dict[str, Any]) -> None:
         scale, scaled = check.as_numpy(state["scale"], "scale").tolist()
-        self.scale, self._scaled = scale, bool(scaled)
-        self.dropped = int(state["dropped"])
+        self.scale, self._scaled, self.dropped = scale, bool(scaled), int(state["dropped"])
         self._agreed = np.array(check.as_numpy(state.get("agreed", np.zeros((2, 3))), "agreed"))
 
     def _file(self, where: IntArray, values: NDArray[np.float32]) -> None:
@@ -157,36 +154,32 @@ class SketchTable:
         self.seen[where] = True
 
     def _compared(
-        self, rows: NDArray[Any], seen: NDArray[np.bool_], where: IntArray, values: NDArray[np.float32]
+        self, rows: NDArray[np.float16], seen: NDArray[np.bool_], where: IntArray, values: NDArray[np.float32]
     ) -> tuple[float, float, int]:
         """Σ⟨new, old⟩, Σ‖new‖‖old‖ and the number of rows, over those of rows[where] that `values` will replace."""
         known = seen[where]
         if not known.any():
             return 0.0, 0.0, 0
         scale, largest = np.float32(self.scale), np.float32(_LARGEST)
-        if values.size > _FEW and self._half:
-            from heeler.herding import kernels
+        if values.size > _FEW:
+            from heeler.herding import kernels_sweeps
 
-            bits = rows.view(np.uint16)
-            found = kernels.compare_halves(bits, seen, check.frozen(where), check.frozen(values), scale, largest)
-            return found[0], found[1], found[2]
-        old, new = rows[where[known]].astype(np.float64), values[known].astype(np.float64)
-        if self._half:
-            new = np.clip(new * scale, -_LARGEST, _LARGEST)
+            bits, fixed = rows.view(np.uint16), (check.frozen(where), check.frozen(values))
+            found: tuple[float, float, int] = kernels_sweeps.compare_halves(bits, seen, *fixed, scale, largest)
+            return found
+        old = rows[where[known]].astype(np.float64)
+        new = np.clip(values[known].astype(np.float64) * scale, -_LARGEST, _LARGEST)
         norms = np.linalg.norm(old, axis=1) @ np.linalg.norm(new, axis=1)
         return float(np.vdot(new, old)), float(norms), int(known.sum())
 
-    def _store(self, rows: NDArray[Any], where: IntArray, values: NDArray[np.float32]) -> None:
-        """rows[where] = values; to half precision they are scaled, clipped and rounded, the same bits either way."""
-        if not self._half:
-            rows[where] = values
-            return
+    def _store(self, rows: NDArray[np.float16], where: IntArray, values: NDArray[np.float32]) -> None:
+        """rows[where] = values, scaled, clipped and rounded: the same bits either way."""
         scale, largest = np.float32(self.scale), np.float32(_LARGEST)
         if values.size > _FEW:
-            from heeler.herding import kernels
+            from heeler.herding import kernels_sweeps
 
-            bits = rows.view(np.uint16)
-            kernels.store_halves(bits, check.frozen(where), check.frozen(values), scale, largest)
+            bits, fixed = rows.view(np.uint16), (check.frozen(where), check.frozen(values))
+            kernels_sweeps.store_halves(bits, *fixed, scale, largest)
             return
         with np.errstate(over="ignore"):
             rows[where] = np.clip(values * scale, -largest, largest)

@@ -46,11 +46,11 @@ def as_numpy(array: Any, what: str) -> Array:
     return np.asarray(array)
 
 
-def as_floats(vectors: Any, shape: str) -> Array:
-    """Check dtype and dimensions, as many as `shape` names; returns float16, float32 or float64, never empty."""
+def as_floats(vectors: Any) -> Array:
+    """(N, K) float16, float32 or float64, never empty."""
     out = as_numpy(vectors, "vectors")
-    if out.ndim != len(shape.split(",")):
-        raise ValueError(f"vectors must have shape {shape}, got {out.shape}")
+    if out.ndim != 2:
+        raise ValueError(f"vectors must have shape (N, K), got {out.shape}")
     if out.dtype not in (np.float16, np.float32, np.float64):
         raise ValueError(f"vectors must be float16, float32 or float64, got {out.dtype}: convert with astype")
     if out.size == 0:
@@ -74,6 +74,34 @@ def as_integers(values: Any, what: str) -> IntArray:
     if out.dtype.kind not in "iu":
         raise ValueError(f"{what} must hold integers, got {out.dtype}: convert with astype(int64)")
     return out.astype(np.int64)
+
+
+def as_rows(indices: Any, examples: int) -> IntArray:
+    """(b,) numbers of examples, each in 0..examples-1, as a new int64 array; there may be none."""
+    out = as_numpy(indices, "indices")
+    if out.ndim != 1:
+        raise ValueError(f"indices must have one dimension, got shape {out.shape}")
+    out = as_integers(out, "indices") if out.size else np.empty(0, np.int64)
+    if out.size and (out.min() < 0 or out.max() >= examples):
+        raise ValueError(f"indices must lie in 0..{examples - 1}, got {out.min()}..{out.max()}")
+    return out
+
+
+def as_seen(seen: Any, examples: int) -> NDArray[np.bool_]:
+    """(N,) bools, one per example."""
+    out = as_numpy(seen, "seen")
+    if out.shape != (examples,) or out.dtype != np.bool_:
+        raise ValueError(f"seen must be {examples} bools, one per example, got {out.dtype} of shape {out.shape}")
+    return out
+
+
+def refuse_nonfinite(floats: Array, used: IntArray, do: str) -> None:
+    """Raise for vectors (N, K) whose sums over the rows `used` are not finite, with the rows' numbers."""
+    bad = np.intersect1d(nonfinite_rows(floats), used)
+    if bad.size == 0:
+        raise ValueError("the vectors add up to more than float64 holds: scale them down")
+    shown = ", ".join(map(str, bad[:8])) + (", ..." if bad.size > 8 else "")
+    raise ValueError(f"{bad.size} vectors hold NaN or infinity, rows {shown}: {do}")
 
 
 def as_order(order: Any, rows: int, *, subset: bool = False, what: str = "order") -> IntArray:

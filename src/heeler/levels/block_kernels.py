@@ -3,7 +3,7 @@
 
 from numba import njit
 
-from heeler.herding.kernels import _COMPILE, _narrow
+from heeler.herding.jit import _COMPILE, _narrow
 
 
 @njit(**_COMPILE)

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +15,14 @@ from heeler.herding.batches import solve_batches
 from heeler.herding.lazy import LazyOrder
 from heeler.herding.validate import IntArray
 from heeler.levels.halves import Blocks, Walk, halve
+from heeler.levels.versions import Placement
 
 KEPT = 4
 """Stretches that are kept: the one that is drawn, the one that is being trained on, one ahead and one behind."""
 
 
-class Places(Protocol):
-    """Where examples lie, such as a `Scatter` or a `Placement`."""
-
-    def examples(self, places: IntArray) -> IntArray:
-        """(b,) the examples at places (b,)."""
-
-
 class BlockOrder(LazyOrder):
-    """An epoch in stretches of two half blocks each: see `halving`.
+    """An epoch in stretches of two half blocks each: see `halves`.
 
     A pure function of its arguments: any part can be read at any time, again and again, in any process.
 
@@ -45,7 +39,7 @@ class BlockOrder(LazyOrder):
     def __init__(
         self,
         shape: Blocks,
-        placement: Places | None,
+        placement: Placement | None,
         walk: Walk,
         vectors_of: Callable[[int], NDArray[np.float32]],
         seed: list[int],
@@ -59,7 +53,7 @@ class BlockOrder(LazyOrder):
         self.bounds: IntArray = np.append(0, np.cumsum(sizes))
         """(B + 2,) where each stretch begins, N last."""
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(1, "heeler-expand")
+        self._pool: ThreadPoolExecutor | None = None
         self._expanded: OrderedDict[int, Future[IntArray]] = OrderedDict()
         self._halved: tuple[int, Any] = (-1, None)
 
@@ -75,6 +69,14 @@ class BlockOrder(LazyOrder):
             start = min(stop, last)
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
+    def close(self) -> None:
+        """End the thread; reading on starts another."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._expanded.clear()
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
     def _stretch(self, number: int) -> IntArray:
         """Its examples; the next one is begun in a thread."""
         with self._lock:
@@ -86,6 +88,8 @@ class BlockOrder(LazyOrder):
         return wanted.result()
 
     def _begun(self, number: int) -> Future[IntArray]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "heeler-expand")
         if number not in self._expanded:
             self._expanded[number] = self._pool.submit(self._expand, number)
         self._expanded.move_to_end(number)

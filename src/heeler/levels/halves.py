@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.herding.steps import herded
+from heeler.herding.solver import MOST_SWEEPS, solve
 from heeler.herding.validate import IntArray, check_positive
 
 TURNS = 8
@@ -69,7 +69,7 @@ class Blocks:
     def dealt(self, places: IntArray) -> IntArray:
         """Where places (b,) go when rows are dealt out like cards: the first row of every block, then the second, ...
 
-        Each new block holds as many rows, neighbours, of every old one. `levels.table` says what that is good for.
+        Each new block holds as many rows, neighbours, of every old one. `block_table` says what that is good for.
         """
         block, row = np.divmod(places, self.size)
         last = self.length(self.count - 1)  # rows that all blocks have
@@ -117,10 +117,12 @@ def walk_blocks(
     count = shape.count
     full = count - (shape.length(count - 1) < shape.size)
     blocks = np.arange(count)
+    blocks[:full] = rng.permutation(full)
     if full > 2:
-        blocks[:full] = herded((sums[:full] if root is None else sums[:full] @ root).astype(np.float32), rng)
-    else:
-        blocks[:full] = rng.permutation(full)
+        rows = (sums[:full] if root is None else sums[:full] @ root).astype(np.float32)
+        rows -= rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        if rows.any():
+            blocks[:full] = solve(rows, blocks[:full], sweeps=MOST_SWEEPS, seed=int(rng.integers(2**32))).order
     targets = np.zeros_like(sums)
     targets[blocks[1:]] = -np.cumsum(sums[blocks[:-1]], axis=0)
     return Walk(blocks, targets, root)
@@ -153,7 +155,7 @@ def halve(
     late taken off: once it is zero, the early half is on target. The walk is over vectors times `root`, which whitens
     them. Then pairs are turned over as long as that makes the true sum shorter.
     """
-    from heeler.levels import block_kernels as kernels
+    from heeler.levels import block_kernels
 
     order = rng.permutation(len(vectors))
     if early == len(vectors):
@@ -162,12 +164,12 @@ def halve(
     running = pairs.sum(axis=0, dtype=np.float64) - 2 * target
     firsts = np.empty(early, np.bool_)
     if root is None:
-        kernels.walk_pairs(pairs, running, firsts)
+        block_kernels.walk_pairs(pairs, running, firsts)
     else:
-        kernels.walk_pairs(pairs @ root.astype(np.float32), running @ root, firsts)
-        kernels.signed_sum(pairs, running, firsts)
+        block_kernels.walk_pairs(pairs @ root.astype(np.float32), running @ root, firsts)
+        block_kernels.signed_sum(pairs, running, firsts)
     turns = 0
-    while turns < TURNS and kernels.turn_pairs(pairs, running, firsts):
+    while turns < TURNS and block_kernels.turn_pairs(pairs, running, firsts):
         turns += 1
     one, other = order[0 : 2 * early : 2], order[1 : 2 * early : 2]
     return np.where(firsts, one, other), np.concatenate([np.where(firsts, other, one), order[2 * early :]])

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heeler.herding import validate as check
 from heeler.herding.lazy import LazyOrder
+from heeler.herding.rules.herd import TabledRule
 from heeler.herding.rules.spec import RuleSpec
-from heeler.herding.rules.tabled import FilesVectors
 from heeler.levels.block_order import BlockOrder
 from heeler.levels.block_table import BlockTable
 from heeler.levels.halves import Blocks, Walk, walk_blocks, whitening
@@ -61,17 +62,13 @@ class _TwoLevels(RuleSpec):
         return _TwoLevels(self.kind, {**self.options, "table": f"{table}.{rank}"})
 
 
-class BlockHerd(FilesVectors):
-    """Blocks are put in an order by their sums, and examples within two half blocks at a time: see `levels.halving`.
+class BlockHerd(TabledRule):
+    """Blocks are put in an order by their sums, and examples within two half blocks at a time: see `levels.halves`.
 
-    The rows are kept in blocks, at random places (`levels.scatter`), in memory or in a file (`levels.table`). An order
-    is expanded stretch by stretch, as it is read, in a thread: closing an epoch reads the table once, in sequence, for
-    the blocks' sums, and holds B × K numbers; expanding holds three blocks. Every epoch has a new order. An example
-    without a vector counts as the mean.
-
-    Args:
-        block_size: examples per block, about; `default_block` by default.
-        table: path of a file that the table is kept in; None: in memory.
+    Rows are kept in blocks, at random places (`levels.scatter`), in memory or in a file (`levels.block_table`). Closing
+    an epoch reads the table once, in sequence, for the blocks' sums, and holds B × K numbers. The order is expanded
+    stretch by stretch, as it is read, in a thread, which holds three blocks. Every epoch has a new order. An example
+    without a vector counts as the mean. Arguments as in `two_levels`.
     """
 
     own_examples_only = True
@@ -88,8 +85,7 @@ class BlockHerd(FilesVectors):
         table: str | os.PathLike[str] | None = None,
         **common: Any,
     ) -> None:
-        self._block_size = None if block_size is None else check.check_positive(block_size, "block_size")
-        self._path, self._seed = table, int(common.get("seed", 0))
+        self._block_size, self._path, self._seed = block_size, table, int(common.get("seed", 0))
         super().__init__(examples, dim, **common)
 
     @property
@@ -98,18 +94,22 @@ class BlockHerd(FilesVectors):
         return self._order
 
     def next_order(self) -> LazyOrder:  # type: ignore[override]
+        self._order.close()
         self.table.close_epoch()
         self.epoch += 1
         self._order = self._planned()
         return self._order
 
+    def close(self) -> None:
+        self._order.close()
+        self.table.close()
+
     def state_dict(self) -> dict[str, Any]:
-        order = self._order
-        plan = {"blocks": order.walk.blocks.copy(), "targets": order.walk.targets.copy(), "mean": self._mean.copy()}
-        walk = {**plan, "batch": order.batch_size, "examples": self.examples}
-        if order.walk.root is not None:
-            walk["root"] = order.walk.root.copy()
-        return {**super().state_dict(), "walk": walk, "table": self.table.state_dict()}
+        walk, extra = self._order.walk, {"batch": self._order.batch_size, "examples": self.examples}
+        plan = {"blocks": walk.blocks.copy(), "targets": walk.targets.copy(), "mean": self._mean.copy(), **extra}
+        if walk.root is not None:
+            plan["root"] = walk.root.copy()
+        return {**super().state_dict(), "walk": plan, "table": self.table.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if check.entry(state, "rule") != type(self).__name__:
@@ -117,21 +117,22 @@ class BlockHerd(FilesVectors):
                 f"this state is of rule {state['rule']!r}, not of an order in two levels: give the order that it was "
                 "saved with (order='herd'), or start a new run"
             )
-        examples = check.stored_count(check.entry(state, "walk"), "examples")
-        if examples != self.examples:
-            raise ValueError(f"the state is of {examples} examples, this rule orders {self.examples}")
+        plan = check.entry(state, "walk")
+        if check.stored_count(plan, "examples") != self.examples:
+            raise ValueError(f"the state is of {plan['examples']} examples, this rule orders {self.examples}")
         size = check.stored_count(check.entry(state, "table"), "block")
-        seed = check.stored_count(state, "seed")
         if not 0 < size <= 2**40:
             raise ValueError(f"the state's blocks are of {size} examples: it is damaged")
-        table = BlockTable(Blocks(self.examples, size), self.dim or 0, Scatter(self.examples, seed), self._path)
+        scatter = Scatter(self.examples, check.stored_count(state, "seed"))
+        table = BlockTable(Blocks(self.examples, size), self.dim or 0, scatter, self._path)
         table.check_state(state["table"])
-        walk, mean, batch_size = self._read_walk(check.entry(state, "walk"), table.shape)
+        walk, mean = _read_walk(plan, table.shape, table.dim)
+        batch_size = check.check_positive(check.stored_count(plan, "batch"), "batch")
         super().load_state_dict(state)
         table.restore(state["table"])
+        self.close()
         self._use(table)
-        self._mean = mean
-        self._order = self._expanded(walk, batch_size)
+        self._mean, self._order = mean, self._expanded(walk, batch_size, mean)
 
     # Helpers
 
@@ -155,28 +156,26 @@ class BlockHerd(FilesVectors):
         for block in np.flatnonzero(snapshot.version.stamps != self._summed).tolist():  # the others are as they were
             self._sums[block] = snapshot.sum_of(block)
         self._summed = snapshot.version.stamps.copy()
-        sums = self._sums.copy()
-        self._mean = sums.sum(axis=0) / max(int(seen.sum()), 1)
-        sums -= seen[:, None] * self._mean
+        self._mean = mean = self._sums.sum(axis=0) / max(int(seen.sum()), 1)
+        sums = self._sums - seen[:, None] * mean
         rng = np.random.default_rng([self._seed, self.epoch, 2 * count + 1])
         fullest = int(np.argmax(seen))
-        root = whitening(snapshot.centred(fullest, self._mean)) if seen[fullest] else None
-        return self._expanded(walk_blocks(sums, self.table.shape, rng, root), self.batch_size)
+        root = whitening(snapshot.centred(fullest, mean)) if seen[fullest] else None
+        return self._expanded(walk_blocks(sums, self.table.shape, rng, root), self.batch_size, mean)
 
-    def _expanded(self, walk: Walk, batch_size: int) -> BlockOrder:
-        vectors_of = partial(self.table.snapshot.centred, mean=self._mean)
+    def _expanded(self, walk: Walk, batch_size: int, mean: NDArray[np.float64]) -> BlockOrder:
+        vectors_of = partial(self.table.snapshot.centred, mean=mean)
         seed, placement = [self._seed, self.epoch], self.table.placement
         return BlockOrder(self.table.shape, placement, walk, vectors_of, seed, batch_size)
 
-    def _read_walk(self, state: Any, shape: Blocks) -> tuple[Walk, Any, int]:
-        dim = self.dim or 0
-        blocks = check.as_order(check.stored_array(state, "blocks", [np.int64], (shape.count,)), shape.count)
-        targets = np.array(check.stored_array(state, "targets", [np.float64], (shape.count, dim)))
-        mean = np.array(check.stored_array(state, "mean", [np.float64], (dim,)))
-        root = None
-        if "root" in state:
-            root = np.array(check.stored_array(state, "root", [np.float64], (dim, dim)))
-        return Walk(blocks, targets, root), mean, check.check_positive(check.stored_count(state, "batch"), "batch")
-
     def _check(self) -> None:
         """The order is checked with the blocks that it is made of."""
+
+
+def _read_walk(state: Any, shape: Blocks, dim: int) -> tuple[Walk, NDArray[np.float64]]:
+    """The walk over blocks and the mean that a state holds."""
+    blocks = check.as_order(check.stored_array(state, "blocks", [np.int64], (shape.count,)), shape.count)
+    targets = np.array(check.stored_array(state, "targets", [np.float64], (shape.count, dim)))
+    mean = np.array(check.stored_array(state, "mean", [np.float64], (dim,)))
+    root = np.array(check.stored_array(state, "root", [np.float64], (dim, dim))) if "root" in state else None
+    return Walk(blocks, targets, root), mean

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from heeler.herding.validate import IntArray, check_positive
 
 _Words = NDArray[np.uint64]
-ROUNDS = 6
-"""Shifts of each half, three: with fewer, a sequence of examples leaves a pattern in the places (tests/herding)."""
+SHIFTS = 6
+"""Shifts of each half, three: with fewer, a sequence of examples leaves a pattern in the places (tests/levels)."""
 _CHUNK = 1 << 16
 """Numbers worked on at once: the arrays between two operations then stay in cache."""
 
@@ -33,7 +33,7 @@ class Scatter:
         self.size = check_positive(size, "size")
         self._high = np.uint64(math.isqrt(self.size - 1) + 1)
         self._low = np.uint64(-(-self.size // int(self._high)))
-        self._keys = np.random.SeedSequence([seed, self.size]).generate_state(ROUNDS, np.uint64)
+        self._keys = np.random.SeedSequence([seed, self.size]).generate_state(SHIFTS, np.uint64)
 
     def places(self, examples: IntArray) -> IntArray:
         """(b,) int64 the places of examples (b,), which must lie in 0..size-1."""
@@ -56,14 +56,14 @@ class Scatter:
 
     def _forward(self, x: _Words) -> _Words:
         high, low = np.divmod(x, self._low)
-        for i in range(0, ROUNDS, 2):
+        for i in range(0, SHIFTS, 2):
             high = (high + _hashed(low, self._keys[i]) % self._high) % self._high
             low = (low + _hashed(high, self._keys[i + 1]) % self._low) % self._low
         return high * self._low + low
 
     def _backward(self, x: _Words) -> _Words:
         high, low = np.divmod(x, self._low)
-        for i in range(ROUNDS - 2, -1, -2):
+        for i in range(SHIFTS - 2, -1, -2):
             low = (low + self._low - _hashed(high, self._keys[i + 1]) % self._low) % self._low
             high = (high + self._high - _hashed(low, self._keys[i]) % self._high) % self._high
         return high * self._low + low

@@ -1,7 +1,8 @@
 """Where blocks of rows lie: in memory, or in a file whose parts are mapped into memory as they are used.
 
-Both are a set of numbered slots, each of the size of one block. Which block lies in which slot is the table's business
-(`heeler.levels.block_table`).
+Both are a set of numbered slots of (size, K) float16. Which block lies in which slot is the table's business
+(`heeler.levels.block_table`). `allocate` gives away a slot that is not in `used`, with anything in it, and a stamp that
+no slot ever had; `view` is the slot's own memory, and raises if the slot does not bear the stamp.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +27,6 @@ _PAGE = 1 << 16
 """Slots begin at multiples of it, as mappings must on all systems."""
 
 Rows = NDArray[np.float16]
-
-
-class Slots(Protocol):
-    """Numbered places of (size, K) float16 each."""
-
-    def allocate(self, used: IntArray) -> tuple[int, int]:
-        """A slot that is not in `used`, and a stamp that no slot ever had; its content is anything."""
-
-    def view(self, slot: int, stamp: int) -> Rows:
-        """(size, K) the slot's own memory; raises if it does not bear the stamp."""
 
 
 class MemorySlots:
@@ -74,6 +65,7 @@ class FileSlots:
         self._lock = threading.Lock()
         self._mapped: OrderedDict[int, tuple[Rows, NDArray[np.int64]]] = OrderedDict()
         self._file: int | None = None
+        self._opened = False
 
     def open(self, *, new: bool) -> None:
         """Open the file, or make it. A new run puts away what an earlier one has left."""
@@ -81,7 +73,7 @@ class FileSlots:
             return
         if not self.path.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {self.path.parent} to keep the table {self.path.name} in")
-        if new and self.path.exists() and self.path.stat().st_size:
+        if new and not self._opened and self.path.exists() and self.path.stat().st_size:
             aside = self.path.with_name(self.path.name + ".old")
             os.replace(self.path, aside)
             warn(
@@ -90,7 +82,15 @@ class FileSlots:
                 self.path,
                 aside,
             )
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._file, self._opened = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), True
+
+    def close(self) -> None:
+        """Close the file; it is opened again when a slot is asked for. Mappings go when nobody holds a view."""
+        with self._lock:
+            self._mapped.clear()
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
 
     @property
     def count(self) -> int:
@@ -155,5 +155,4 @@ class FileSlots:
         return self._mapped[slot]
 
     def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+        self.close()

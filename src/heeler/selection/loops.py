@@ -8,7 +8,7 @@ here checks its input.
 import numpy as np
 from numba import njit
 
-from heeler.herding.kernels import _COMPILE, _ahead, _narrow, _prefetch, _value
+from heeler.herding.jit import _COMPILE, _ahead, _narrow, _prefetch, _value
 
 
 @njit(**_COMPILE)

@@ -118,7 +118,7 @@ def _parts(source: Any) -> tuple[Any, Array | None, Subset | None]:
         table = table[name]
     if "block" in table:
         raise ValueError(
-            "the state's table lies in blocks (Sampler(block_size=...)), which a state alone does not tell apart: load "
+            "the state's table lies in blocks (heeler.two_levels), which a state alone does not tell apart: load "
             "it into a handle, and select from that"
         )
     rows, seen = (check.as_numpy(check.entry(table, name), name) for name in ("rows", "seen"))
@@ -136,7 +136,7 @@ def _parts(source: Any) -> tuple[Any, Array | None, Subset | None]:
 def _checked(table: Any, seen: Array | None, subset: Subset | None) -> Rows:
     from heeler.selection import loops
 
-    floats = check.as_floats(table, "(N, K)")
+    floats = check.as_floats(table)
     if seen is not None and not seen.all():
         missing = np.flatnonzero(~seen)
         raise ValueError(

@@ -12,82 +12,60 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from heeler.streams.parts import Parts
-from heeler.streams.shard_order import OPEN, sharded_order
-from heeler.streams.stream import Stream
+from heeler.streams.shard_order import sharded_order
+from heeler.streams.stream import Parts, Stream
 
 __all__ = ["Stream", "from_huggingface", "from_mosaic", "from_parts", "from_webdataset", "sharded_order"]
 
 
-def from_webdataset(
-    pipeline: Any,
-    *,
-    sizes: Sequence[int] | None = None,
-    num_workers: int = 0,
-    accumulate: int = 1,
-    open_shards: int = OPEN,
-) -> Stream:
+def from_webdataset(pipeline: Any, *, sizes: Sequence[int] | None = None, **options: int) -> Stream:
     """A WebDataset pipeline's examples by number: the k-th of shard s, in the order of the list of shards.
 
     Args:
         pipeline: a `webdataset.WebDataset` or `DataPipeline`, without batches. Its shuffles and its splits by node and
-            worker are passed over, for Heeler's order takes their place; every other stage is applied to one example
+            worker are ignored, since Heeler's order takes their place; every other stage is applied to one example
             at a time, when it is read.
         sizes: examples of each shard, if known. Else every shard is read once to count them; `stream.sizes` has them.
-        num_workers: the DataLoader's. Each of them then has shards of its own.
-        accumulate: the DataLoader's batches per step of the optimizer, if several: then the sampler's batch is as many.
-        open_shards: the shards whose examples a loader worker may hold in memory, as they are in the files.
+        options: `num_workers`, `accumulate` and `open_shards`, as in `Stream`. Examples of open shards are held in
+            memory as they are in the files.
     """
     from heeler.streams.webdataset import WebDatasetStream
 
-    return WebDatasetStream(pipeline, sizes, num_workers=num_workers, accumulate=accumulate, open_shards=open_shards)
+    return WebDatasetStream(pipeline, sizes, **options)
 
 
-def from_mosaic(dataset: Any, *, num_workers: int = 0, accumulate: int = 1, open_shards: int = OPEN) -> Stream:
+def from_mosaic(dataset: Any, **options: int) -> Stream:
     """A MosaicML `StreamingDataset`'s samples by number. Shards are downloaded as they are needed, and ahead of that.
 
     Args:
-        dataset: a `streaming.StreamingDataset` or a subclass; its own `__getitem__` reads. Its shuffle is passed over.
-        num_workers: the DataLoader's. Each of them then has shards of its own.
-        accumulate: the DataLoader's batches per step of the optimizer, if several: then the sampler's batch is as many.
-        open_shards: the shards that a loader worker reads from at a time.
+        dataset: a `streaming.StreamingDataset` or a subclass; its own `__getitem__` reads. Its shuffle is ignored.
+        options: `num_workers`, `accumulate` and `open_shards`, as in `Stream`.
     """
     from heeler.streams.mosaic import MosaicStream
 
-    return MosaicStream(dataset, num_workers=num_workers, accumulate=accumulate, open_shards=open_shards)
+    return MosaicStream(dataset, **options)
 
 
-def from_huggingface(
-    dataset: Any,
-    *,
-    sizes: Sequence[int] | None = None,
-    num_workers: int = 0,
-    accumulate: int = 1,
-    open_shards: int = OPEN,
-) -> Stream:
+def from_huggingface(dataset: Any, *, sizes: Sequence[int] | None = None, **options: int) -> Stream:
     """The examples of a Hugging Face `datasets.IterableDataset`, or of a `Dataset` of several files, by number.
 
     Args:
         dataset: an `IterableDataset` of shards (`dataset.num_shards`), not shuffled; or a `Dataset`.
         sizes: examples of each shard of an `IterableDataset`, if known. Else every shard is read once to count them;
             `stream.sizes` has them.
-        num_workers: the DataLoader's. Each of them then has shards of its own.
-        accumulate: the DataLoader's batches per step of the optimizer, if several: then the sampler's batch is as many.
-        open_shards: the shards whose examples a loader worker may hold in memory, as the dataset yields them. A
-            `Dataset` is read in place.
+        options: `num_workers`, `accumulate` and `open_shards`, as in `Stream`. Examples of open shards are held in
+            memory as the dataset yields them; a `Dataset` is read in place.
     """
     from heeler.streams.huggingface import stream_of
 
-    return stream_of(dataset, sizes, num_workers=num_workers, accumulate=accumulate, open_shards=open_shards)
+    return stream_of(dataset, sizes, **options)
 
 
-def from_parts(parts: Sequence[Any], *, num_workers: int = 0, accumulate: int = 1, open_shards: int = OPEN) -> Stream:
-    """Map-style datasets one behind the other, as `torch.utils.data.ConcatDataset` numbers them; each is a shard.
+def from_parts(parts: Sequence[Any], **options: int) -> Stream:
+    """Concatenated map-style datasets, numbered as `torch.utils.data.ConcatDataset` does; each is a shard.
 
     Args:
         parts: datasets with a length that can be read by number, each cheap to read while few are read at a time.
-        num_workers: the DataLoader's. Each of them then has parts of its own.
-        accumulate: the DataLoader's batches per step of the optimizer, if several: then the sampler's batch is as many.
-        open_shards: the parts that a loader worker reads from at a time.
+        options: `num_workers`, `accumulate` and `open_shards`, as in `Stream`.
     """
-    return Parts(parts, num_workers=num_workers, accumulate=accumulate, open_shards=open_shards)
+    return Parts(parts, **options)

@@ -7,26 +7,21 @@ from typing import Any
 
 import datasets
 
-from heeler.streams.parts import InPlace
-from heeler.streams.stream import Stream
+from heeler.streams.stream import InPlace, Stream
 
 _READ = 64
 """Examples that are taken from a shard at a time."""
+_BY_NUMBER = "choose examples by number instead, Sampler(stream, subset=numbers)"
+_MIXED = "join datasets by datasets.concatenate_datasets, since Heeler's order mixes them"
 _REFUSED = {
-    "BufferShuffledExamplesIterable": "it is shuffled: leave .shuffle() away, Heeler's order takes its place",
-    "RepeatExamplesIterable": "it repeats examples: leave .repeat() away, every epoch has every example once",
-    "SkipExamplesIterable": "it skips examples of the whole, not of each shard: choose them by number instead, "
-    "Sampler(stream, subset=numbers)",
-    "TakeExamplesIterable": "it takes examples of the whole, not of each shard: choose them by number instead, "
-    "Sampler(stream, subset=numbers)",
-    "StepExamplesIterable": "it takes every n-th example: give the whole, and choose by number, "
-    "Sampler(stream, subset=numbers)",
-    "CyclingMultiSourcesExamplesIterable": "it interleaves datasets: join them by datasets.concatenate_datasets, for "
-    "Heeler's order mixes them",
-    "RandomlyCyclingMultiSourcesExamplesIterable": "it interleaves datasets at random: join them by "
-    "datasets.concatenate_datasets, for Heeler's order mixes them",
+    "BufferShuffledExamplesIterable": "it is shuffled: omit .shuffle(), Heeler's order takes its place",
+    "RepeatExamplesIterable": "it repeats examples: omit .repeat(), every epoch has every example once",
+    "SkipExamplesIterable": f"it skips examples of the whole, not of each shard: {_BY_NUMBER}",
+    "TakeExamplesIterable": f"it takes examples of the whole, not of each shard: {_BY_NUMBER}",
+    "StepExamplesIterable": f"it takes every n-th example: {_BY_NUMBER}",
+    "CyclingMultiSourcesExamplesIterable": f"it interleaves datasets: {_MIXED}",
+    "RandomlyCyclingMultiSourcesExamplesIterable": f"it interleaves datasets at random: {_MIXED}",
 }
-
 _KNOWN = {
     *("ExamplesIterable", "ArrowExamplesIterable", "RebatchedArrowExamplesIterable", "SelectColumnsIterable"),
     *("MappedExamplesIterable", "FilteredExamplesIterable", "FormattedExamplesIterable"),
@@ -45,7 +40,7 @@ def stream_of(dataset: Any, sizes: Sequence[int] | None, **options: Any) -> Stre
             "DatasetDict give one split, dataset['train']"
         )
     if sizes is not None:
-        raise ValueError("a Dataset knows the sizes of its files: leave sizes away")
+        raise ValueError("a Dataset knows the sizes of its files: omit sizes")
     return FilesStream(dataset, **options)
 
 

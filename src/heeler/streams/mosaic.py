@@ -7,8 +7,7 @@ from typing import Any
 
 from streaming import StreamingDataset
 
-from heeler.streams.parts import InPlace
-from heeler.streams.stream import Stream
+from heeler.streams.stream import InPlace, Stream
 
 
 class MosaicStream(Stream):
@@ -34,16 +33,16 @@ def _check(dataset: Any) -> None:
     if chosen != held or dataset.epoch_size != dataset.num_samples:
         raise ValueError(
             f"the streams hold {held} samples and an epoch takes {chosen} (proportion, repeat, choose or epoch_size): "
-            "Heeler's order has every sample once per epoch. Leave these away; to train on a part, "
+            "Heeler's order has every sample once per epoch. Omit these; to train on a part, "
             "Sampler(stream, subset=numbers)"
         )
     if dataset.batching_method != "random":
         raise ValueError(
             f"batching_method={dataset.batching_method!r} says which streams share a batch, and so does Heeler's "
-            "order: leave it away"
+            "order: omit it"
         )
     if dataset.replication not in (None, 1):
         raise ValueError(
-            f"replication={dataset.replication} gives several ranks the same samples: leave it away, and name the "
+            f"replication={dataset.replication} gives several ranks the same samples: omit it, and name the "
             "data-parallel ranks, Sampler(stream, process_group=(mesh, 'dp'))"
         )

@@ -8,7 +8,7 @@ of all examples has:
    (`solve_batches` on the sums).
 2. *Which examples of open shards come next.* A reader holds as many examples as `open_shards` shards have, its buffer.
    Half of them come next, the other half stay: in random pairs one comes and one stays, chosen so that all that has
-   come so far adds up to about nothing (`coordinated_pair_sweep`). What shards have too much of stays in the buffer
+   come so far adds up to about nothing (`pair_sweep`). What shards have too much of stays in the buffer
    until others make up for it, but no more than three times.
 3. *Their order*: batches that balance, and short prefixes (`solve_batches` on their rows).
 
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from heeler.herding import validate as check
 from heeler.herding.batches import solve_batches
 from heeler.herding.solver import Solution
-from heeler.herding.sweeps import coordinated_pair_sweep
+from heeler.herding.sweeps import pair_sweep
 from heeler.herding.validate import Array, IntArray
 
 OPEN = 4
@@ -197,7 +197,9 @@ def _halved(pool: IntArray, mixed: IntArray, prefix: Any, rows: _Centred) -> tup
     vectors = np.zeros((ranks, size + 2, rows.dim), np.float32)
     vectors[:, 2:] = rows.of_examples(np.take_along_axis(pool, mixed, axis=1))
     vectors[0, 0] = 2 * prefix + vectors.sum(axis=(0, 1), dtype=np.float64)
-    swept = coordinated_pair_sweep(vectors, np.tile(np.arange(size + 2), (ranks, 1)))
+    flat = vectors.reshape(-1, rows.dim)
+    starts = np.arange(ranks)[:, None] * (size + 2)
+    swept = pair_sweep(flat, np.arange(len(flat)), shard_sizes=[size + 2] * ranks).reshape(ranks, -1) - starts
     # Of each pair the one that comes is put to the front, behind the first pair's, and the other to the back.
     come, stay = swept[:, 1 : size // 2 + 1], swept[:, size // 2 + 1 : -1]
     return np.take_along_axis(mixed, come - 2, axis=1), np.take_along_axis(mixed, stay - 2, axis=1)
@@ -240,12 +242,10 @@ class _Centred:
         """None where there is nothing to go by."""
         if vectors is None:
             return None
-        floats, examples = check.as_floats(vectors, "(N, K)"), int(sizes.sum())
+        floats, examples = check.as_floats(vectors), int(sizes.sum())
         if len(floats) != examples:
             raise ValueError(f"vectors has {len(floats)} rows, the shards hold {examples} examples: give one for each")
-        known = np.ones(examples, np.bool_) if seen is None else seen
-        if known.shape != (examples,) or known.dtype != np.bool_:
-            raise ValueError(f"seen must be {examples} bools, one per example, got {known.dtype} of {known.shape}")
+        known = np.ones(examples, np.bool_) if seen is None else check.as_seen(seen, examples)
         return cls(floats, sizes, known) if known.any() else None
 
     def of_examples(self, examples: IntArray) -> NDArray[np.float32]:

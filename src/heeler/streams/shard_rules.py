@@ -1,6 +1,6 @@
 """Rules for examples that lie in shards, of which a reader has few open at a time: see `heeler.streams.shard_order`.
 
-They have no names of their own: for a `heeler.streams.Stream`, `Sampler(order="herd")` and `"random"` take these.
+They have no names of their own: for a `Stream`, `Sampler(order="herd")` and `"random"` take these.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from heeler.herding.rules.base import BaseRule
+from heeler.herding import RuleSpec
+from heeler.herding.rules.base_rule import BaseRule
+from heeler.herding.rules.baselines import Random
 from heeler.herding.rules.herd import Herd
-from heeler.herding.rules.spec import RuleSpec
-from heeler.herding.rules.static import Random
 from heeler.herding.solver import Solution
 from heeler.herding.subset import Subset
 from heeler.herding.validate import IntArray
-from heeler.streams.shard_order import OPEN, check_sizes, sharded_order
+from heeler.streams.shard_order import check_sizes, sharded_order
 
 
 class _Sharded(BaseRule):
@@ -24,54 +24,32 @@ class _Sharded(BaseRule):
 
     Args:
         sizes: (S,) examples of each shard.
-        readers: loader workers of each rank.
-        accumulate: loader batches per step.
-        open_shards: the shards whose examples a reader can hold.
+        readers: `workers`, `accumulate` and `open_shards` of `sharded_order`.
     """
 
     def __init__(
-        self,
-        examples: int,
-        dim: int | None = None,
-        *,
-        sizes: Any,
-        readers: int = 1,
-        accumulate: int = 1,
-        open_shards: int = OPEN,
-        **common: Any,
+        self, examples: int, dim: int | None = None, *, sizes: IntArray, readers: dict[str, int], **common: Any
     ) -> None:
-        self.sizes, self.readers, self.accumulate = check_sizes(sizes), readers, accumulate
-        self.open_shards = open_shards
+        self.sizes, self.readers = sizes, readers
         if self.sizes.sum() != examples:
             raise ValueError(f"the shards hold {self.sizes.sum()} examples, but {examples} are to be ordered")
         super().__init__(examples, dim, **common)
         if self.workers > 1:
-            raise ValueError(
-                "workers with examples of their own each make a rule for their own shards: leave shard_sizes out"
-            )
+            raise ValueError("one rule orders the shards of one worker: make a rule for each, without shard_sizes")
 
     def _first_order(self) -> IntArray:
         return self._sharded(None, self._rng).order
 
     def _sharded(self, vectors: Any, rng: np.random.Generator, seen: Any = None) -> Solution:
-        return sharded_order(
-            self.sizes,
-            vectors,
-            batch_size=self.batch_size // self.portions,
-            ranks=self.portions,
-            workers=self.readers,
-            accumulate=self.accumulate,
-            open_shards=self.open_shards,
-            seed=rng,
-            seen=seen,
-        )
+        options: dict[str, Any] = {"ranks": self.portions, **self.readers, "seed": rng, "seen": seen}
+        return sharded_order(self.sizes, vectors, batch_size=self.batch_size // self.portions, **options)
 
 
 class ShardedRandom(_Sharded, Random):
     """Random orders of shards, and of what their readers hold: what streaming libraries do."""
 
     def _close(self) -> IntArray:
-        return self._sharded(None, self._rng).order
+        return self._first_order()
 
 
 class ShardedHerd(_Sharded, Herd):
@@ -84,13 +62,11 @@ class ShardedHerd(_Sharded, Herd):
         return self._sharded(self.table.rows, rng, self.table.seen)
 
 
-RULES: dict[str, type[Any]] = {"herd": ShardedHerd, "random": ShardedRandom}
+RULES: dict[str, type[_Sharded]] = {"herd": ShardedHerd, "random": ShardedRandom}
 
 
-def sharded(
-    order: str | RuleSpec, sizes: Any, readers: int = 1, accumulate: int = 1, open_shards: int = OPEN
-) -> RuleSpec:
-    """The rule that stands for `order` where examples lie in shards."""
+def sharded(order: str | RuleSpec, sizes: Any, **readers: int) -> RuleSpec:
+    """The rule that stands for `order` where examples lie in shards; arguments as in `sharded_order`."""
     if not isinstance(order, str) or order not in RULES:
         name = repr(order) if isinstance(order, str) else order.kind.__name__
         raise ValueError(
@@ -98,8 +74,7 @@ def sharded(
             f"{' or '.join(map(repr, RULES))} for a stream, or give the sampler a dataset that reads any example by "
             "its number"
         )
-    options = {"sizes": check_sizes(sizes), "readers": readers, "accumulate": accumulate, "open_shards": open_shards}
-    return _Shards(RULES[order], options)
+    return _Shards(RULES[order], {"sizes": check_sizes(sizes), "readers": readers})
 
 
 class _Shards(RuleSpec):

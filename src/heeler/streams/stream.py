@@ -29,9 +29,9 @@ class Stream(Dataset[Any]):
 
     Args:
         sizes: (S,) examples of each shard, 0 or more.
-        num_workers: of the DataLoader.
-        accumulate: the DataLoader's batches per step of the optimizer.
-        open_shards: the shards whose examples a loader worker may hold.
+        num_workers: the DataLoader's. Each of its workers then reads other shards.
+        accumulate: the DataLoader's batches per step of the optimizer, if several: then the sampler's batch is as many.
+        open_shards: the shards whose examples a loader worker may hold at a time.
     """
 
     def __init__(self, sizes: Any, *, num_workers: int = 0, accumulate: int = 1, open_shards: int = OPEN) -> None:
@@ -68,7 +68,8 @@ class Stream(Dataset[Any]):
 
     def order_spec(self, order: str | RuleSpec) -> RuleSpec:
         """The rule that stands for the sampler's `order` where examples lie in shards."""
-        return sharded(order, self.sizes, max(1, self.num_workers), self.accumulate, self.open_shards)
+        readers = {"workers": max(1, self.num_workers), "accumulate": self.accumulate, "open_shards": self.open_shards}
+        return sharded(order, self.sizes, **readers)
 
     def announce(self, numbers: IntArray, batch_size: int, loader: tuple[int | None, int] | None) -> None:
         """The sampler's word at an epoch's beginning: this rank reads examples `numbers`, (n,), in this order.
@@ -97,6 +98,10 @@ class Stream(Dataset[Any]):
             own[: opened.size] = opened[np.argsort(first)]
         self._plan.copy_(torch.from_numpy(plan))
 
+    def close(self) -> None:
+        """Let go of what this process has open; it is opened again when it is asked for."""
+        self._reader = None
+
     def _own_reader(self) -> Reader:
         if self._reader is None or self._process != os.getpid():  # a forked loader worker starts with nothing open
             info = get_worker_info()
@@ -106,3 +111,35 @@ class Stream(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
+
+
+class Parts(Stream):
+    """Map-style datasets, one behind the other."""
+
+    def __init__(self, parts: Sequence[Any], **options: Any) -> None:
+        self._parts = list(getattr(parts, "datasets", parts))  # a ConcatDataset's own
+        for part in self._parts:
+            if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
+                raise TypeError(
+                    f"a part is a {type(part).__name__}, which has no length or cannot be read by number: its examples "
+                    "have no numbers, and there is nothing to file gradients under. Give map-style datasets"
+                )
+        if not self._parts:
+            raise ValueError("there are no parts: give at least one dataset")
+        super().__init__([len(part) for part in self._parts], **options)
+
+    def open(self, shard: int) -> Sequence[Any]:
+        return InPlace(self._parts[shard], 0, len(self._parts[shard]))
+
+
+class InPlace(Sequence[Any]):
+    """`size` examples of a map-style dataset from number `start` on, read when they are asked for."""
+
+    def __init__(self, dataset: Any, start: int, size: int) -> None:
+        self._dataset, self._start, self._size = dataset, start, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._dataset[self._start + place]

@@ -14,7 +14,7 @@ Stage = Callable[[Iterable[Any]], Iterable[Any]]
 
 _SHUFFLES = {"_shuffle", "detshuffle"}
 _SPLITS = {"split_by_node", "split_by_worker", "single_node_only"}
-_PASSED_OVER = {*_SHUFFLES, *_SPLITS, "check_empty"}
+_IGNORED = {*_SHUFFLES, *_SPLITS, "check_empty"}
 _MAKES_SAMPLES = {"group_by_keys", "tarfile_samples"}
 _OPENS = {"url_opener", "tarfile_samples"}
 _REFUSED = {
@@ -29,7 +29,7 @@ _REFUSED = {
     ),
     **dict.fromkeys(
         ("Cached", "LMDBCached"),
-        "keeps examples by the order in which they first came: leave it away; WebDataset(cache_dir=...) keeps files",
+        "keeps examples by the order in which they first came: omit it; WebDataset(cache_dir=...) keeps files",
     ),
 }
 
@@ -46,7 +46,7 @@ class WebDatasetStream(Stream):
         if pipeline.repetitions != 1 or pipeline.nsamples > 0:
             raise ValueError(
                 "the pipeline repeats or cuts its epochs (with_epoch, repeat), but an epoch in Heeler's order has "
-                "every example once: leave that away"
+                "every example once: omit that"
             )
         self._urls, self._reading, self._stages = _taken_apart(pipeline.pipeline)
         if sizes is None:
@@ -93,14 +93,12 @@ def _taken_apart(stages: Sequence[Any]) -> tuple[list[str], list[Stage], list[St
     for at, (stage, name) in enumerate(zip(stages, names, strict=True)):
         if name in _REFUSED:
             raise ValueError(f"stage {at} of the pipeline, {stage!r}, {_REFUSED[name]}")
-        if 0 < at < opens and name not in _PASSED_OVER:
+        if 0 < at < opens and name not in _IGNORED:
             raise ValueError(
-                f"stage {at} of the pipeline, {stage!r}, changes the list of shards in a way that is not known: leave "
-                "it away, or give the list that it would make"
+                f"stage {at} of the pipeline, {stage!r}, changes the list of shards in a way that is not known: omit "
+                "it, or give the list that it would make"
             )
-    used = [
-        stage for stage, name in zip(stages[makes + 1 :], names[makes + 1 :], strict=True) if name not in _PASSED_OVER
-    ]
+    used = [stage for stage, name in zip(stages[makes + 1 :], names[makes + 1 :], strict=True) if name not in _IGNORED]
     reading = list(stages[opens : makes + 1])
     return urls, [reading[0], _closing, *reading[1:]] if opens < makes else reading, used
 

@@ -1,21 +1,18 @@
-"""Every ordering rule of the field, by name, behind one small base class."""
+"""The ordering rules by name, behind one small base class."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from heeler.herding.rules.baselines import BlockReversal, FlipFlop, Incremental, Once, Random, Stratified
 from heeler.herding.rules.herd import Herd
 from heeler.herding.rules.online import Grab, Recursive
 from heeler.herding.rules.pairs import CdGrab, KernelHalving, Pair, Walk
 from heeler.herding.rules.protocol import OrderingRule
-from heeler.herding.rules.static import BlockReversal, FlipFlop, Incremental, Once, Random, Stratified
-from heeler.herding.rules.sweeps import Sweeps
-from heeler.herding.rules.tabled import Greedy
 
 RULES: dict[str, type[OrderingRule]] = {
     "herd": Herd,
-    "sweeps": Sweeps,
     "random": Random,
     "stratified": Stratified,
     "once": Once,
@@ -28,11 +25,15 @@ RULES: dict[str, type[OrderingRule]] = {
     "kh": KernelHalving,
     "recursive": Recursive,
     "cd-grab": CdGrab,
-    "greedy": Greedy,
 }
 """Name → class, `herd`, the default, first. Rules of your own may be added, if they take what `make_rule` gives."""
 ALIASES = {"id-grab": "pair", "id-grab-mean": "grab"}
 """With shards, pair balance on each worker is ID-GraB, and GraB on each worker its mean variant."""
+REMOVED = {
+    "sweeps": "the rule 'sweeps' of 0.2 is no longer part of the library: use 'herd', which also balances steps",
+    "greedy": "the rule 'greedy' of 0.2 is no longer part of the library, since it trains worse than random at large "
+    "learning rates: use 'herd'",
+}
 
 
 def rule_names() -> list[str]:
@@ -44,7 +45,8 @@ def rule_class(name: str) -> type[OrderingRule]:
     """The class behind a name, which says what the rule needs and can do."""
     known = ALIASES.get(name, name)
     if known not in RULES:
-        raise ValueError(f"there is no rule {name!r}: choose one of {', '.join(rule_names())}")
+        missing = f"there is no rule {name!r}: choose one of {', '.join(rule_names())}"
+        raise ValueError(REMOVED.get(name, missing))
     return RULES[known]
 
 

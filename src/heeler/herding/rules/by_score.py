@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heeler.herding.rules.baselines import StaticRule
 from heeler.herding.rules.spec import RuleSpec
-from heeler.herding.rules.static import StaticRule
 from heeler.herding.subset import Subset
 from heeler.herding.validate import IntArray, as_numpy
 
-Scores = Any
-"""(N,) numbers, or a function of the epoch that returns them."""
-
 
 def order_by(scores: Any) -> RuleSpec:
-    """An order for `Sampler(order=...)`: examples by score, the lowest first; equal ones shuffled anew every epoch.
+    """An order for `Sampler(order=...)`: examples by score, the lowest first; equal ones in a new random order.
 
         sampler = heeler.Sampler(dataset, batch_size=64, order=heeler.order_by(lengths))
 
@@ -28,15 +26,13 @@ def order_by(scores: Any) -> RuleSpec:
             per epoch, and in a process group it must return the same on all ranks. They are no part of the saved state:
             give them again after a restart.
     """
-    if not callable(scores):
-        scores = _checked(scores)
-    return _ByScores(ByScore, {"scores": scores})
+    return _ByScores(ByScore, {"scores": scores if callable(scores) else _checked(scores)})
 
 
 class ByScore(StaticRule):
     """Ascending scores, each worker's own examples by themselves. See `order_by`."""
 
-    def __init__(self, examples: int, dim: int | None = None, *, scores: Scores, **common: Any) -> None:
+    def __init__(self, examples: int, dim: int | None = None, *, scores: Any, **common: Any) -> None:
         self._scores = scores
         super().__init__(examples, dim, **common)
 
@@ -65,19 +61,12 @@ class _ByScores(RuleSpec):
         if subset.numbers is None:
             return self
         scores = self.options["scores"]
-        if not callable(scores):
-            return _ByScores(self.kind, {"scores": subset.taken(scores, "scores")})
-        return _ByScores(self.kind, {"scores": _Taken(scores, subset)})
+        taken = partial(_taken, scores, subset) if callable(scores) else subset.taken(scores, "scores")
+        return _ByScores(self.kind, {"scores": taken})
 
 
-class _Taken:
-    """The scores of a subset."""
-
-    def __init__(self, scores: Callable[[int], Any], subset: Subset) -> None:
-        self._scores, self._subset = scores, subset
-
-    def __call__(self, epoch: int) -> Any:
-        return self._subset.taken(_checked(self._scores(epoch)), "scores")
+def _taken(scores: Callable[[int], Any], subset: Subset, epoch: int) -> Any:
+    return subset.taken(_checked(scores(epoch)), "scores")
 
 
 def _checked(scores: Any) -> NDArray[Any]:

@@ -6,11 +6,27 @@ from typing import Any
 
 import numpy as np
 
+from heeler.herding import validate as check
 from heeler.herding.batches import solve_batches
-from heeler.herding.rules.tabled import TabledRule
+from heeler.herding.rules.base_rule import BaseRule
 from heeler.herding.solver import Solution
 from heeler.herding.strata import stratified_shards
+from heeler.herding.table import SketchTable
 from heeler.herding.validate import IntArray
+
+
+class TabledRule(BaseRule):
+    """A rule with a table; an example that an epoch does not see keeps its last vector."""
+
+    keeps_table = True
+    table: SketchTable
+
+    def observe(self, indices: Any, vectors: Any) -> None:
+        self.table.put(indices, vectors)
+        self.screened = self.table.dropped
+
+    def forget(self, indices: IntArray) -> None:
+        self.table.forget(indices)
 
 
 class Herd(TabledRule):
@@ -18,8 +34,7 @@ class Herd(TabledRule):
 
     Every step's examples balance each other, and so does every prefix of the epoch. With strata the first epoch, which
     has no vectors to go by, is that of the rule `stratified`, and later every step holds about its share of each. The
-    solve takes the time; the kernels let go of the GIL, so it can run in a thread. An example without a vector counts
-    as the mean.
+    kernels let go of the GIL, so a solve can run in a thread. An example without a vector counts as the mean.
 
     A solve starts from a new random order, not from the last one. The result is as good, and an order that is like the
     one before is not: networks that memorize fit the examples worse when they come in the same order again
@@ -34,6 +49,7 @@ class Herd(TabledRule):
 
     def __init__(self, examples: int, dim: int | None = None, **common: Any) -> None:
         super().__init__(examples, dim, **common)
+        self.table = SketchTable(self.examples, self.dim or 0)
         self._seed = common.get("seed", 0)
 
     def _first_order(self) -> IntArray:
@@ -81,3 +97,21 @@ class Herd(TabledRule):
 
     def next_order(self) -> IntArray:
         return self.commit(self.solve())
+
+    def _turn_to(self, order: IntArray) -> IntArray:
+        self.table.close_epoch()
+        return super()._turn_to(order)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "table": {name: np.array(own) for name, own in self.table.state_dict().items()}}
+
+    def state_before_close(self) -> dict[str, Any]:
+        return super().state_dict()  # the rows stay
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.table.restore(state["table"])
+
+    def _read(self, state: dict[str, Any]) -> dict[str, Any]:
+        self.table.check_state(check.entry(state, "table"))
+        return super()._read(state)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from heeler.herding import validate as check
-from heeler.herding.rules.base import BaseRule
+from heeler.herding.rules.base_rule import BaseRule
 from heeler.herding.validate import Array, IntArray
 
 
@@ -21,10 +21,10 @@ class OnlineRule(BaseRule):
         self._seen = np.zeros(self.examples, np.bool_)
 
     def observe(self, indices: Any, vectors: Any) -> None:
-        rows = self._rows(indices)
+        rows = check.as_rows(indices, self.examples)
         if rows.size == 0:
             return
-        floats = check.as_floats(vectors, "(b, K)")
+        floats = check.as_floats(vectors)
         if floats.shape != (rows.size, self.dim):
             raise ValueError(f"vectors must have shape {(rows.size, self.dim)}, got {floats.shape}")
         floats = np.ascontiguousarray(floats, np.float32 if floats.dtype == np.float16 else None)

@@ -76,6 +76,9 @@ class OrderingRule(ABC):
         """Drop what is held under examples `indices`, which may be about others; without a table, close the epoch."""
         self.next_order()
 
+    def close(self) -> None:  # noqa: B027
+        """Let go of threads and files. A rule that is used again takes them again."""
+
     def solve(self) -> Any:
         """Find the next order, if the rule `solves_in_background`. Only reads; must not run while vectors come in."""
         raise NotImplementedError(f"{type(self).__name__} does not solve in the background")

@@ -11,7 +11,7 @@ import numpy as np
 from heeler.herding import validate as check
 from heeler.herding.rules.protocol import OrderingRule
 from heeler.herding.strata import codes_of
-from heeler.herding.validate import Array, IntArray
+from heeler.herding.validate import IntArray
 
 
 class BaseRule(OrderingRule):
@@ -21,8 +21,8 @@ class BaseRule(OrderingRule):
     """
 
     _state: ClassVar[tuple[str, ...]] = ("_order", "epoch", "screened")
-    """Attributes that make up the state, besides the random numbers: arrays, and numbers that count. Arrays of int64
-    hold numbers of examples or of places, or -1 for none."""
+    """Attributes that make up the state, besides the generator: arrays, and counts. Arrays of int64 hold numbers of
+    examples or of places, or -1 for none."""
 
     def __init__(
         self,
@@ -40,10 +40,6 @@ class BaseRule(OrderingRule):
         self.batch_size = check.check_positive(batch_size, "batch_size")
         self.offsets = check.as_offsets(shard_sizes, self.examples)
         self.workers = self.offsets.size - 1
-        if strata is not None and not self.uses_strata:
-            raise ValueError(
-                f"the rule {type(self).__name__} makes no use of strata: leave them out, or use 'stratified'"
-            )
         if strata is None and self.needs_strata:
             raise ValueError(f"the rule {type(self).__name__} needs strata=, one class or other label per example")
         self.strata = None if strata is None else codes_of(strata, self.examples)
@@ -72,12 +68,10 @@ class BaseRule(OrderingRule):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where the state was taken. One that cannot be is refused with a ValueError before a change."""
-        if check.entry(state, "rule") != type(self).__name__:
-            saved = "order=heeler.two_levels(...)" if state["rule"] == "BlockHerd" else "the order"
-            raise ValueError(
-                f"this state is of rule {state['rule']!r}, not {type(self).__name__!r}: give {saved} that it was saved "
-                "with, or start a new run"
-            )
+        saved, own = check.entry(state, "rule"), type(self).__name__
+        if saved != own:
+            do = "order=heeler.two_levels(...)" if saved == "BlockHerd" else "the order that it was saved with"
+            raise ValueError(f"this state is of rule {saved!r}, not {own!r}: give {do}, or start a new run")
         loaded = copy.copy(self)
         loaded.__dict__.update(self._read(state))
         loaded._check()
@@ -126,17 +120,6 @@ class BaseRule(OrderingRule):
             self._rng.shuffle(order[shard])
         return order
 
-    def _rows(self, indices: Any) -> IntArray:
-        rows = check.as_numpy(indices, "indices")
-        if rows.size == 0:
-            return np.empty(0, np.int64)
-        rows = check.as_integers(rows, "indices")
-        if rows.ndim != 1:
-            raise ValueError(f"indices must have one dimension, got shape {rows.shape}")
-        if rows.min() < 0 or rows.max() >= self.examples:
-            raise ValueError(f"indices must lie in 0..{self.examples - 1}, got {rows.min()}..{rows.max()}")
-        return rows
-
     def _worker(self, rows: IntArray) -> IntArray:
         """(b,) which worker owns each row."""
         return np.searchsorted(self.offsets, rows, side="right") - 1
@@ -146,7 +129,7 @@ class BaseRule(OrderingRule):
         return np.split(rows, np.searchsorted(self._worker(rows), np.arange(1, self.workers)))
 
     def _with_unseen(self, lists: Sequence[IntArray]) -> IntArray:
-        """Flat order from each worker's list of placed examples; those it lacks get random places of their own."""
+        """Flat order from each worker's list of placed examples; those it lacks get random places among them."""
         out = np.empty(self.examples, np.int64)
         for shard, placed in zip(self._shards(), lists, strict=True):
             if placed.size == shard.stop - shard.start:
@@ -154,18 +137,12 @@ class BaseRule(OrderingRule):
                 continue
             missing = np.ones(shard.stop - shard.start, np.bool_)
             missing[placed - shard.start] = False
-            out[shard] = merge_at_random(placed, shard.start + np.flatnonzero(missing), self._rng)
+            unseen = shard.start + np.flatnonzero(missing)
+            at_random = np.zeros_like(missing)
+            at_random[self._rng.choice(at_random.size, unseen.size, replace=False)] = True
+            out[shard][at_random] = self._rng.permutation(unseen)
+            out[shard][~at_random] = placed
         return out
-
-
-def merge_at_random(seen: Array, unseen: Array, rng: np.random.Generator) -> IntArray:
-    """Unseen examples, shuffled, at uniformly random places among the seen ones, which keep their order."""
-    out = np.empty(seen.size + unseen.size, np.int64)
-    places = np.zeros(out.size, np.bool_)
-    places[rng.choice(out.size, unseen.size, replace=False)] = True
-    out[places] = rng.permutation(unseen)
-    out[~places] = seen
-    return out
 
 
 def _generator(state: Any) -> np.random.Generator:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from heeler.herding import validate as check
-from heeler.herding.rules.base import BaseRule
+from heeler.herding.rules.base_rule import BaseRule
 from heeler.herding.strata import stratified_shards
 from heeler.herding.validate import IntArray
 
@@ -18,7 +18,7 @@ class StaticRule(BaseRule):
     needs_vectors = False
 
     def observe(self, indices: Any, vectors: Any) -> None:
-        self._rows(indices)
+        check.as_rows(indices, self.examples)
 
     def _reversed(self) -> IntArray:
         """Every worker's order backwards."""
