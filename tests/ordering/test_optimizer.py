@@ -135,15 +135,6 @@ def test_verify_uses_the_scale_of_the_sketches() -> None:
     assert found.cosines.min() > 0.999
 
 
-def test_diversity_is_not_told_from_scaled_sketches() -> None:
-    run = Run()
-    run.train(1)
-    assert heeler.diversity.of(run.handle) is not None
-    run.train(1)
-    assert heeler.diversity.of(run.handle) is None
-    assert "heeler.diversity.measure" in heeler.diversity.advice(run.handle)
-
-
 def test_a_batch_that_straddles_the_change_is_left_out() -> None:
     """An endless loop draws the next batch between a forward and its backward."""
     run = Run(dim=3)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from heeler.diversity.estimators import diversity_of, sentence
-from heeler.diversity.measured import Diversity
-from heeler.diversity.sketching import layouts_of
+from heeler.diversity.estimators import diversity_of
+from heeler.diversity.measured import Diversity, sentence
+from heeler.diversity.sketch_error import layouts_of
 
 if TYPE_CHECKING:
     from heeler.ordering import Handle
@@ -21,16 +22,16 @@ def of(handle: Handle) -> Diversity | None:
     Each gradient is taken at the weights the example was last trained on, up to `Sampler(refresh=...)` epochs ago, so
     the bound is an upper end: `heeler.diversity.measure` gives it at the present weights. Reads the whole table, so
     call it once per epoch, not once per step. None where the order keeps no table, while fewer than half of the
-    examples have a sketch, where sketches are of scaled gradients (`attach(optimizer=...)`), and on workers other than
-    rank 0, which has all sketches.
+    examples have a sketch, and on workers other than rank 0, which has all sketches.
     """
     table = handle.table
-    if table is None or not handle.session.planner.sees_all or handle.sketcher.scale:
+    if table is None or not handle.session.planner.sees_all:
         return None
     with handle.session.planner.reading():
         if table.share_seen < ENOUGH_SEEN:
             return None
-        return diversity_of(table.rows, rows=table.seen, sketch=layouts_of(handle.sketcher), weights="moving")
+        found = diversity_of(table.rows, rows=table.seen, sketch=layouts_of(handle.sketcher))
+    return Diversity(*(replace(each, moving=True) for each in found))
 
 
 def advice(handle: Handle) -> str:
@@ -43,11 +44,6 @@ def advice(handle: Handle) -> str:
         return "the batch size that would still train well is not known: this order keeps no sketches of examples"
     if not session.planner.sees_all:
         return "the batch size that would still train well is not known here: ask rank 0, where all sketches meet"
-    if handle.sketcher.scale:
-        return (
-            "the batch size that would still train well is not known: sketches are of gradients as the optimizer "
-            "steps by them; heeler.diversity.measure tells it from the gradients themselves"
-        )
     found = of(handle)
     if found is None:
         return "the batch size that would still train well is not known: too few examples have been seen yet"
