@@ -72,13 +72,13 @@ def test_workers_partial_sums_give_the_gathered_result_in_any_grouping(owners, s
 def test_a_saved_state_goes_on_exactly():
     parts = batches()
     whole = feed(StreamingDiversity(16, sketch=SQUARE), parts)
-    begun = feed(StreamingDiversity(16, sketch=SQUARE), parts[:64])
+    begun = feed(StreamingDiversity(16, sketch=SQUARE), parts[:17])
     state = begun.state_dict()
-    assert all(isinstance(value, (np.ndarray, int, float)) for value in state.values())
+    assert all(isinstance(value, np.ndarray) for value in state.values())
     begun.update(parts[0])  # the state is a copy
     resumed = StreamingDiversity(16, sketch=SQUARE)
     resumed.load_state_dict({name: torch.as_tensor(value) for name, value in state.items()})
-    feed(resumed, parts[64:])
+    feed(resumed, parts[17:])
     assert resumed.measured() == whole.measured()
 
 

@@ -75,17 +75,18 @@ class StreamingDiversity:
         return from_bound(bound_from_sums(whole, self._squares, self._count, error), self._count, moving=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Arrays and numbers only, as copies. To merge across processes, add them up."""
+        """Arrays only, as copies. To merge across processes, add them up."""
         self._fold()
-        total, moment = self._total.copy(), self._moment.copy()
-        return {"count": self._count, "squares": self._squares, "total": total, "moment": moment}
+        numbers = np.array([self._count, self._squares])
+        return {"numbers": numbers, "total": self._total.copy(), "moment": self._moment.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; raises, and changes nothing, if it does not fit."""
         total, moment = (np.asarray(state[name]).astype(np.float64) for name in ("total", "moment"))  # copies
         if (total.shape, moment.shape) != (self._total.shape, self._moment.shape):
             raise ValueError("the state is of vectors of another length or layout: resume with the same dim and sketch")
-        self._count, self._squares = int(state["count"]), float(state["squares"])
+        count, squares = (float(number) for number in state["numbers"])
+        self._count, self._squares = int(count), squares
         self._total, self._moment, self._picked = total, moment, []
 
     def _fold(self) -> None:
