@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 import heeler
 from benchmarks.overhead import GPT, LeNet
-from heeler.forecast import Timing, checks, costs
+from heeler.forecast import Timing, findings, run_costs
 from heeler.herding import rule_names
 from tests.distributed.ranks import problem, run_ranks, set_up, walk
 from tests.herding.every_rule import needed
@@ -48,7 +48,7 @@ def test_coverage_and_sketch_are_those_of_the_run(model, examples, options):
     handle = heeler.attach(model, sampler, **options)
     assert found.coverage.covered == handle.coverage.covered
     assert (found.dim, found.exact) == (sampler.session.dim, handle.sketcher.exact)
-    assert found.tapped == handle.sketcher.tapped
+    assert found.sketched == handle.sketcher.tapped
     assert found.needs.table_bytes == sampler.session.rule.table.rows.nbytes + sampler.session.rule.table.seen.nbytes
     assert found.works
 
@@ -90,9 +90,9 @@ def test_a_solve_longer_than_what_it_runs_beside_is_waited_for(beside):
 
 
 def test_an_unsteady_measurement_is_told_as_such():
-    needs = costs.needs("herd", 1000, 16, 1)
-    assert list(checks.of_cost(needs, Timing(10.0, 11.0, 1.1, 1.05, 1.15), None, None, None)) == []
-    (finding,) = checks.of_cost(needs, Timing(10.0, 11.0, 1.1, 0.8, 1.5), None, None, None)
+    needs = run_costs.needs("herd", 1000, 16, 1)
+    assert list(findings.of_cost(needs, Timing(10.0, 11.0, 1.1, 1.05, 1.15), None, None, None)) == []
+    (finding,) = findings.of_cost(needs, Timing(10.0, 11.0, 1.1, 0.8, 1.5), None, None, None)
     assert finding.level == "note"
     assert "from 0.80 to 1.50" in finding.what
 
@@ -237,11 +237,11 @@ def test_json_says_the_same():
 @pytest.mark.parametrize("refresh", [1, 8])
 def test_epochs_to_pay(ratio, least, refresh):
     """In plain epochs: a run of `least` can be beaten by two of Heeler's, a shorter one cannot."""
-    assert costs.least_epochs(ratio) == least
+    assert run_costs.least_epochs(ratio) == least
     assert 2 * ratio < least
     assert not 2 * ratio < least - 1
-    most = costs.most_epochs(30, ratio, refresh)
-    assert costs.run_time(most, ratio, refresh) <= 30 < costs.run_time(most + 1, ratio, refresh)
+    most = run_costs.most_epochs(30, ratio, refresh)
+    assert run_costs.run_time(most, ratio, refresh) <= 30 < run_costs.run_time(most + 1, ratio, refresh)
 
 
 def test_a_run_pays_for_taps_in_the_epochs_that_take_sketches():
@@ -268,7 +268,7 @@ def test_orders_take_no_more_memory_than_said():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     beside = 8 * examples  # the order that is trained on
-    assert 0.75 * costs.ORDER_BYTES * examples < peak + beside < costs.ORDER_BYTES * examples
+    assert 0.75 * run_costs.ORDER_BYTES * examples < peak + beside < run_costs.ORDER_BYTES * examples
 
 
 def test_a_checkpoint_is_as_large_as_said(tmp_path):
@@ -304,7 +304,7 @@ def test_an_accelerator_is_looked_over():
     assert said(found, "stops", "split_batches")
     plain = heeler.explain(LeNet(), 100, 10, trainer=accelerate.Accelerator(cpu=True))
     assert plain.works
-    assert said(plain, "note", "accelerate replaces or deals out samplers")
+    assert said(plain, "note", "accelerate replaces or shards samplers")
 
 
 def test_a_lightning_trainer_is_looked_over(tmp_path):
@@ -314,13 +314,13 @@ def test_a_lightning_trainer_is_looked_over(tmp_path):
     assert said(heeler.explain(LeNet(), 100, 10, trainer=overfitting), "stops", "overfit_batches")
     plain = heeler.explain(LeNet(), 100, 10, trainer=lightning.Trainer(**quiet))
     assert plain.works
-    assert said(plain, "note", "lightning replaces")
+    assert said(plain, "note", "lightning replaces or shards")
 
 
 def test_in_two_levels_orders_take_next_to_no_memory() -> None:
-    one, two = costs.needs("herd", 20_000_000, 64, 1), costs.two_level_needs(20_000_000, 64)
+    one, two = run_costs.needs("herd", 20_000_000, 64, 1), run_costs.two_level_needs(20_000_000, 64)
     assert two.order_bytes < one.order_bytes / 10
     assert two.table_bytes == 4 * 64 * 20_000_000  # two versions
-    assert costs.two_level_needs(20_000_000, 64, in_file=True).table_bytes == 0
+    assert run_costs.two_level_needs(20_000_000, 64, in_file=True).table_bytes == 0
     found = heeler.explain(nn.Linear(4, 2), 20_000_000, 64)
     assert found.needs.order_bytes < 1e8

@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from heeler.forecast import checks, costs, timing
-from heeler.forecast.checks import Finding
-from heeler.forecast.costs import Needs
-from heeler.forecast.timing import Timing
+from heeler.forecast import findings as find
+from heeler.forecast import run_costs, step_timing
+from heeler.forecast.explanation_text import describe
+from heeler.forecast.findings import Finding
+from heeler.forecast.run_costs import Needs
+from heeler.forecast.step_timing import Timing
 from heeler.herding.strata import strata_of
 from heeler.herding.subset import Subset
 from heeler.ordering.distributed.ranks import find_ranks
@@ -42,15 +44,16 @@ class Explanation:
     steps: int
     """Per epoch, of each worker."""
     dim: int
-    """Numbers per sketch."""
+    """Dimensions of a sketch."""
     exact: bool
     """Whether a sketch is the exact gradient of what is covered."""
-    tapped: list[str]
-    """Layers, by name."""
+    sketched: list[str]
+    """The names of the layers that sketches cover."""
     coverage: Coverage | None
-    """None where no gradient is needed, or no layer can be tapped."""
+    """None where no gradient is needed, or no layer can be sketched."""
     estimated_ratio: float | None
-    """A tapped step over a plain one by the cost model that chooses the layers: right within a factor of two or so."""
+    """A step with sketches over a plain one, by the cost model that chooses the layers: right within a factor of two or
+    so."""
     timing: Timing | None
     """The same, measured; None without `loss`."""
     needs: Needs
@@ -79,7 +82,7 @@ class Explanation:
         """The whole run over a plain one, where the number of epochs is known: most epochs take no sketches."""
         if self.ratio is None or self.epochs is None:
             return None
-        return costs.run_time(self.epochs, self.ratio, self.refresh) / self.epochs
+        return run_costs.run_time(self.epochs, self.ratio, self.refresh) / self.epochs
 
     def as_dict(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts of these."""
@@ -89,8 +92,6 @@ class Explanation:
         return {**plain, "works": self.works, "ratio": self.ratio, "run_ratio": self.run_ratio}
 
     def __str__(self) -> str:
-        from heeler.forecast.wording import describe
-
         return describe(self)
 
 
@@ -111,7 +112,7 @@ def explain(
     loader: Any = None,
     trainer: Any = None,
 ) -> Explanation:
-    """Say, before a long run, what will be covered, what it will cost, when it can pay, and what will not work.
+    """Report, before a long run, what will be covered, what it will cost, when it can pay, and what will not work.
 
         print(heeler.explain(model, dataset, 64, epochs=30, loss=lambda model: loss_fn(model(x), y)))
 
@@ -126,8 +127,8 @@ def explain(
         layers: as for `heeler.attach`.
         loss: takes a model and returns its loss on one typical batch. With it the cost of a step is measured, on
             copies of the model, in two or three seconds; without it, estimated.
-        loader: the training loader, to be looked over.
-        trainer: the framework's object, to be looked over: transformers' `TrainingArguments` or `Trainer`, an
+        loader: the training loader, to be checked.
+        trainer: the framework's object, to be checked: transformers' `TrainingArguments` or `Trainer`, an
             `Accelerator`, Lightning's `Trainer`.
     """
     for name, value in (("epochs", epochs), ("workers", workers)):
@@ -139,7 +140,7 @@ def explain(
     given = None if strata is None or own < 1 else strata_of(strata, own)
     setup = Setup(Subset(max(own, 1)), batch_size, order, dim, refresh, 0, workers, 0, shards, False, given)
     rule = setup.rule
-    findings = list(checks.of_parts(model, dataset, own))
+    findings = list(find.of_parts(model, dataset, own))
     examples = own * workers if shards == "local" else own
 
     def length(covered: int) -> int:
@@ -149,8 +150,8 @@ def explain(
     sketcher = _look_at(model, options, findings) if rule.needs_vectors else None
     coverage = None if sketcher is None else sketcher.coverage
     numbers = (dim or default_dim(max(examples, 1))) if sketcher is None else sketcher.dim
-    apart = shards == "local" and not rule.coordinates_shards  # every worker for itself
-    needs = costs.needs(
+    apart = shards == "local" and not rule.coordinates_shards  # each worker orders its shard alone
+    needs = run_costs.needs(
         order,
         own if apart else examples,
         numbers,
@@ -160,14 +161,14 @@ def explain(
         strata=0 if given is None else len(given.names),
     )
     if setup.two_levels:
-        needs = costs.two_level_needs(own, numbers)
-    measured = None
+        needs = run_costs.two_level_needs(own, numbers)
+    timing = None
     if loss is not None and sketcher is not None and all(finding.level != "stops" for finding in findings):
         try:
-            measured = timing.measure(model, loss, options)
+            timing = step_timing.measure(model, loss, options)
         except Exception as error:
             do = "check loss=, or leave it out for an estimate"
-            findings.append(checks.note(f"a step could not be measured: {error}", do))
+            findings.append(find.note(f"a step could not be measured: {error}", do))
     found = Explanation(
         model=_name(model),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -180,25 +181,25 @@ def explain(
         steps=-(-examples // (batch_size * workers)),
         dim=numbers,
         exact=sketcher is not None and sketcher.exact,
-        tapped=[] if sketcher is None else sketcher.tapped,
+        sketched=[] if sketcher is None else sketcher.tapped,
         coverage=coverage,
         estimated_ratio=None if sketcher is None else sketcher.estimated_ratio(),
-        timing=measured,
+        timing=timing,
         needs=needs,
         findings=findings,
     )
     if examples:
-        findings += checks.of_run(examples, batch_size, workers, epochs, shards)
+        findings += find.of_run(examples, batch_size, workers, epochs, shards)
     found_by_integration = trainer is not None and shards != "local"
     if strata is None and rule.uses_strata and not found_by_integration:
-        findings += checks.of_labels(dataset)
+        findings += find.of_labels(dataset)
     if loader is not None:
-        findings += checks.of_loader(loader, own, batch_size)
+        findings += find.of_loader(loader, own, batch_size)
     if trainer is not None:
-        findings += checks.of_trainer(trainer)
+        findings += find.of_trainer(trainer)
     if coverage is not None:
-        findings += checks.of_coverage(coverage)
-    findings += checks.of_cost(needs, measured, found.ratio, found.run_ratio, epochs)
+        findings += find.of_coverage(coverage)
+    findings += find.of_cost(needs, timing, found.ratio, found.run_ratio, epochs)
     findings.sort(key=lambda finding: ("stops", "limits", "note").index(finding.level))
     return found
 
@@ -208,10 +209,10 @@ def _look_at(model: nn.Module, options: dict[str, Any], findings: list[Finding])
     try:
         sketcher = Sketcher(model, **options)
     except HooksNotTraced as error:
-        findings.append(checks.stops("the compiled model has been called already", str(error)))
+        findings.append(find.stops("the compiled model has been called already", str(error)))
         return _look_at(model._orig_mod, options, [])  # type: ignore[arg-type]
     except ValueError as error:
-        findings.append(checks.stops(str(error), "docs/layer-rules.md says how to write a rule for a layer"))
+        findings.append(find.stops(str(error), "docs/layer-rules.md says how to write a rule for a layer"))
         return None
     sketcher.detach()
     return sketcher

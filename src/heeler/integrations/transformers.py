@@ -10,7 +10,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from heeler.forecast.checks import of_trainer
+from heeler.forecast.findings import of_trainer
 from heeler.integrations.accelerate import put_into_prepared
 from heeler.integrations.loader import attach_options, batches_of, go_on_from
 from heeler.notices import warn

@@ -1,4 +1,4 @@
-"""What a run needs in bytes and seconds: arithmetic on the numbers of examples, workers and a sketch's numbers."""
+"""What a run needs in bytes and seconds: arithmetic on the numbers of examples, workers and dimensions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from heeler.ordering.planner import LATE, late_share
 from heeler.ordering.refresh import sketched_epochs
 
 SWEEP, PAIR, PRODUCT = 9e-9, 2.2e-8, 9e-11
-"""Seconds of a solve of `herd` per number of the table, per pair of examples that it looks at, and per number of these:
-`solve_seconds`. One core of a shared AMD EPYC, 2026-11-16: 10^6 × 256 in steps of 64 took 13.9 s (`python -m benchmarks
-solver`), 10^7 × 64 took 78 s (`levels`), 12,800 × 1,024 took 0.26 s, and 50,000 × 256 in steps of 16 took 0.22 s."""
+"""Seconds of a solve of `herd` per number of the table, per pair of examples that it looks at, and per number of these.
+One core of a shared AMD EPYC, 2026-11-16: 10^6 × 256 in steps of 64 took 13.9 s (`python -m benchmarks solver`),
+10^7 × 64 took 78 s (`levels`), 12,800 × 1,024 took 0.26 s, and 50,000 × 256 in steps of 16 took 0.22 s."""
 ORDER_BYTES = 140
-"""Bytes per example that orders take while a solve runs. The sums of steps come on top: about 14 · K / (examples per
-step)."""
+"""Per example, for orders while a solve runs. The sums of steps come on top: about 14 · K / (examples per step)."""
 EXPAND_BYTES = 20
-"""Bytes per number that expanding a block of two levels takes: halves of two blocks and a stretch in single precision,
-and their solve."""
+"""Per number of a block of two levels while it is expanded: halves of two blocks and a stretch in single precision, and
+their solve."""
 SUM_RATE = 1.5e8
 """Numbers per second that two levels deal out and sum up at an epoch's end, where they are in the system's cache; the
 rest of their solve is spread over the epoch, in a thread (`python -m benchmarks scale-constants`)."""
@@ -42,15 +41,9 @@ class Needs:
     leader_bytes: int
     """Sent and received per epoch by the leader."""
     solve_seconds: float
-    """An estimate; see `solve_seconds`."""
+    """An estimate for one core."""
     beside: float
     """The share of a sketched epoch beside which the solve runs in a thread, from the second such epoch on."""
-
-
-def solve_seconds(examples: int, dim: int, step: int) -> float:
-    """How long `herd` takes to order so many examples of `dim` numbers, in steps of so many, on one core."""
-    pairs = reach(step, dim) * min(step, WINDOW)
-    return examples * (SWEEP * dim + pairs * (PAIR + PRODUCT * dim))
 
 
 def needs(
@@ -76,9 +69,10 @@ def needs(
         per_example = (2 if rule.keeps_table else 4) * dim + 8  # sketch, its number, and its place in the next order
         worker = -(-examples // workers) * per_example
         leader = worker * (workers - 1)
-    solve = solve_seconds(examples, wide, step) if rule.solves_in_background else 0.0
-    beside = 0.0
+    solve = beside = 0.0
     if rule.solves_in_background:
+        pairs = reach(step, wide) * min(step, WINDOW)
+        solve = examples * (SWEEP * wide + pairs * (PAIR + PRODUCT * wide))
         beside = LATE if workers > 1 else late_share(examples * dim)
     return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve, beside)
 
