@@ -71,11 +71,10 @@ class Explanation:
 
     @property
     def ratio(self) -> float | None:
-        """An epoch in which sketches are taken over a plain one: measured where it was, with the wait at its end."""
-        epoch = self.epoch_seconds
-        if self.timing is None or epoch is None:
+        """An epoch in which sketches are taken over a plain one: measured where it was, with the solve at its end."""
+        if self.timing is None or self.epoch_seconds is None:
             return self.estimated_ratio
-        return self.timing.ratio + max(self.needs.solve_seconds - self.needs.beside * epoch, 0.0) / epoch
+        return self.timing.ratio + self.needs.solve_seconds / self.epoch_seconds
 
     @property
     def run_ratio(self) -> float | None:
@@ -137,31 +136,25 @@ def explain(
     ranks = find_ranks(None)
     workers = workers or (1 if ranks is None else len(ranks.workers))
     own = dataset if isinstance(dataset, int) else len(dataset) if hasattr(dataset, "__len__") else 0
+    examples = own * workers if shards == "local" else own
     given = None if strata is None or own < 1 else strata_of(strata, own)
     setup = Setup(Subset(max(own, 1)), batch_size, order, dim, refresh, 0, workers, 0, shards, False, given)
     rule = setup.rule
-    findings = list(find.of_parts(model, dataset, own))
-    examples = own * workers if shards == "local" else own
+    findings = [*find.of_parts(model, dataset, own), *find.of_run(examples, batch_size * workers, epochs)]
 
     def length(covered: int) -> int:
         return setup.sketch_length(covered, coverable(model), max(examples, 1))
 
     options: dict[str, Any] = {"dim": length, "layers": layers}
-    sketcher = _look_at(model, options, findings) if rule.needs_vectors else None
-    coverage = None if sketcher is None else sketcher.coverage
-    numbers = (dim or default_dim(max(examples, 1))) if sketcher is None else sketcher.dim
-    apart = shards == "local" and not rule.coordinates_shards  # each worker orders its shard alone
-    needs = run_costs.needs(
-        order,
-        own if apart else examples,
-        numbers,
-        1 if apart else workers,
-        step=batch_size if apart else batch_size * workers,
-        dealt=shards == "global",
-        strata=0 if given is None else len(given.names),
-    )
+    sketcher = _sketcher(model, options, findings) if rule.needs_vectors else None
+    dim = sketcher.dim if sketcher is not None else dim or default_dim(max(examples, 1))
     if setup.two_levels:
-        needs = run_costs.two_level_needs(own, numbers)
+        needs = run_costs.two_level_needs(own, dim)
+    elif shards == "local" and not rule.coordinates_shards:  # each worker orders its shard alone
+        needs = run_costs.needs(order, own, dim, 1, step=batch_size, strata=given)
+    else:
+        dealt, step = shards == "global", batch_size * workers
+        needs = run_costs.needs(order, examples, dim, workers, step=step, dealt=dealt, strata=given)
     timing = None
     if loss is not None and sketcher is not None and all(finding.level != "stops" for finding in findings):
         try:
@@ -179,17 +172,15 @@ def explain(
         order=order,
         refresh=refresh if rule.keeps_table else 1,
         steps=-(-examples // (batch_size * workers)),
-        dim=numbers,
+        dim=dim,
         exact=sketcher is not None and sketcher.exact,
         sketched=[] if sketcher is None else sketcher.tapped,
-        coverage=coverage,
+        coverage=None if sketcher is None else sketcher.coverage,
         estimated_ratio=None if sketcher is None else sketcher.estimated_ratio(),
         timing=timing,
         needs=needs,
         findings=findings,
     )
-    if examples:
-        findings += find.of_run(examples, batch_size, workers, epochs, shards)
     found_by_integration = trainer is not None and shards != "local"
     if strata is None and rule.uses_strata and not found_by_integration:
         findings += find.of_labels(dataset)
@@ -197,20 +188,20 @@ def explain(
         findings += find.of_loader(loader, own, batch_size)
     if trainer is not None:
         findings += find.of_trainer(trainer)
-    if coverage is not None:
-        findings += find.of_coverage(coverage)
-    findings += find.of_cost(needs, timing, found.ratio, found.run_ratio, epochs)
+    if sketcher is not None:
+        findings += find.of_coverage(sketcher.coverage)
+    findings += find.of_cost(needs, found.ratio, found.run_ratio, epochs)
     findings.sort(key=lambda finding: ("stops", "limits", "note").index(finding.level))
     return found
 
 
-def _look_at(model: nn.Module, options: dict[str, Any], findings: list[Finding]) -> Sketcher | None:
+def _sketcher(model: nn.Module, options: dict[str, Any], findings: list[Finding]) -> Sketcher | None:
     """The sketcher that `attach` would make, its hooks taken off again."""
     try:
         sketcher = Sketcher(model, **options)
     except HooksNotTraced as error:
         findings.append(find.stops("the compiled model has been called already", str(error)))
-        return _look_at(model._orig_mod, options, [])  # type: ignore[arg-type]
+        return _sketcher(model._orig_mod, options, [])  # type: ignore[arg-type]
     except ValueError as error:
         findings.append(find.stops(str(error), "docs/layer-rules.md says how to write a rule for a layer"))
         return None

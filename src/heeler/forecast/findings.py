@@ -14,14 +14,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.forecast.run_costs import Needs, least_epochs
-from heeler.forecast.step_timing import Timing
 from heeler.ordering.labels import find_labels
 from heeler.sketch import Coverage
 
 DEAR = 1.3
 """A run that takes so many times as long gets a finding."""
-UNSTEADY = 1.3
-"""So does a measured ratio with quartiles so far apart."""
 
 
 @dataclass(frozen=True)
@@ -55,25 +52,14 @@ def of_parts(model: nn.Module, dataset: Any, examples: int) -> Iterator[Finding]
         )
 
 
-def of_run(examples: int, batch_size: int, workers: int, epochs: int | None, shards: str) -> Iterator[Finding]:
-    """Sizes that leave nothing to gain, or an odd end of the epoch."""
-    together = batch_size * workers
-    if examples <= together:
+def of_run(examples: int, step: int, epochs: int | None) -> Iterator[Finding]:
+    """Sizes that leave nothing to gain. step: the examples of all workers in a step."""
+    if 0 < examples <= step:
         what = f"an epoch is one step of {examples} examples: any order gives the same sum"
         yield stops(what, "use smaller batches, or full gradient descent as it is")
-        return
-    if epochs == 1:
+    elif epochs == 1:
         what = "one epoch: the first order is random, and there is no second"
         yield stops(what, "train for several epochs, or leave Heeler out")
-    rest = examples % together
-    if rest and (workers == 1 or shards == "global"):
-        repeated = -rest % workers
-        more = f", and {repeated} of the epoch are repeated so that all workers have equally many" if repeated else ""
-        yield note(
-            f"the last step of an epoch has {rest} of {together} examples{more}",
-            "nothing, or drop_last=True in the loader (with several workers, the sampler): what is dropped differs "
-            "from epoch to epoch",
-        )
 
 
 def of_labels(dataset: Any) -> Iterator[Finding]:
@@ -104,10 +90,8 @@ def of_coverage(coverage: Coverage) -> Iterator[Finding]:
         yield (limits if share > 0.1 else note)(what, f"the rest is sketched all the same; {do}")
 
 
-def of_cost(
-    needs: Needs, timing: Timing | None, ratio: float | None, run_ratio: float | None, epochs: int | None
-) -> Iterator[Finding]:
-    """Memory that may not be there, time that may not come back, and a measurement that says little.
+def of_cost(needs: Needs, ratio: float | None, run_ratio: float | None, epochs: int | None) -> Iterator[Finding]:
+    """Memory that may not be there, and time that may not come back.
 
     ratio: an epoch in which sketches are taken over a plain one. run_ratio: the run over a plain one, if known.
     """
@@ -125,9 +109,6 @@ def of_cost(
     if ratio is not None and epochs is not None and 1 < epochs < least_epochs(ratio):
         what = f"{epochs} epochs are too few to win back the time: the first one is random"
         yield limits(what, f"it can pay from {least_epochs(ratio)} epochs on")
-    if timing is not None and timing.high > UNSTEADY * timing.low:
-        what = f"the measured ratio went from {timing.low:.2f} to {timing.high:.2f}: something else is running here"
-        yield note(what, "measure again on an idle machine")
 
 
 def of_loader(loader: DataLoader[Any], examples: int, batch_size: int) -> Iterator[Finding]:

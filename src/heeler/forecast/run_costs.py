@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from heeler.herding import rule_class
 from heeler.herding.rules.blocks import default_block
 from heeler.herding.steps import WINDOW, reach
-from heeler.herding.strata import COLUMNS
-from heeler.ordering.planner import LATE, late_share
+from heeler.herding.strata import COLUMNS, Strata
 from heeler.ordering.refresh import sketched_epochs
 
 SWEEP, PAIR, PRODUCT = 9e-9, 2.2e-8, 9e-11
@@ -42,22 +41,27 @@ class Needs:
     """Sent and received per epoch by the leader."""
     solve_seconds: float
     """An estimate for one core."""
-    beside: float
-    """The share of a sketched epoch beside which the solve runs in a thread, from the second such epoch on."""
 
 
 def needs(
-    order: str, examples: int, dim: int, workers: int, *, step: int = 64, dealt: bool = True, strata: int = 0
+    order: str,
+    examples: int,
+    dim: int,
+    workers: int,
+    *,
+    step: int = 64,
+    dealt: bool = True,
+    strata: Strata | None = None,
 ) -> Needs:
     """What a rule needs for `examples` in all, with sketches of `dim` numbers.
 
     step: examples that all workers together take a step by.
     dealt: one order is dealt out to all workers; False where each has a shard of its own.
-    strata: how many there are; a solve then has a copy of the table with their coordinates beside it.
+    strata: a solve then has a copy of the table with their coordinates beside it.
     """
     rule = rule_class(order)
-    wide = dim + min(strata, COLUMNS)
-    copied = 2 * wide * examples if strata and rule.keeps_table else 0
+    wide = dim if strata is None else dim + min(len(strata.names), COLUMNS)
+    copied = 2 * wide * examples if strata is not None and rule.keeps_table else 0
     table = examples * (2 * dim + 1) if rule.keeps_table else 0
     checkpoint = table + 8 * examples
     if rule.needs_vectors and not rule.keeps_table:
@@ -69,22 +73,20 @@ def needs(
         per_example = (2 if rule.keeps_table else 4) * dim + 8  # sketch, its number, and its place in the next order
         worker = -(-examples // workers) * per_example
         leader = worker * (workers - 1)
-    solve = beside = 0.0
+    solve = 0.0
     if rule.solves_in_background:
         pairs = reach(step, wide) * min(step, WINDOW)
         solve = examples * (SWEEP * wide + pairs * (PAIR + PRODUCT * wide))
-        beside = LATE if workers > 1 else late_share(examples * dim)
-    return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve, beside)
+    return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve)
 
 
-def two_level_needs(examples: int, dim: int, *, in_file: bool = False) -> Needs:
+def two_level_needs(examples: int, dim: int) -> Needs:
     """What `herd` needs in two levels, for `examples` of one worker."""
     table = 4 * dim * examples  # as the last epoch left it, and as this one writes it
     block = min(default_block(examples, dim), examples)
     expanding = block * (EXPAND_BYTES * dim + ORDER_BYTES)
     blocks = -(-examples // block) * 16 * dim
-    checkpoint = blocks if in_file else table + blocks
-    return Needs(0 if in_file else table, expanding + blocks, checkpoint, 0, 0, examples * dim / SUM_RATE, 0.0)
+    return Needs(table, expanding + blocks, table + blocks, 0, 0, examples * dim / SUM_RATE)
 
 
 def least_epochs(ratio: float) -> int:
