@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.said: list[str] = []
+        warnings.simplefilter("error", heeler.HeelerWarning)  # then the logger has them
         logging.getLogger("heeler").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
