@@ -12,7 +12,7 @@ from lightning import Fabric
 
 import heeler.integrations.accelerate
 import heeler.integrations.lightning
-from heeler.integrations.loader import put_into
+from heeler.integrations.order_in_loader import put_into
 from tests.integrations.problem import OPTIONS, Net, Points, loader, sgd
 
 
@@ -46,7 +46,7 @@ def test_nothing_is_looked_for_where_it_is_of_no_use(options: dict[str, Any], ca
 
 
 def test_orders_of_two_levels_get_none(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr("heeler.integrations.loader.ONE_LEVEL", 45)
+    monkeypatch.setattr("heeler.integrations.order_in_loader.ONE_LEVEL", 45)
     assert put_into(loader(shuffle=True)).strata is None
     assert not said(caplog)
     assert put_into(loader(shuffle=True), order="stratified").strata is not None

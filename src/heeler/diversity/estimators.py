@@ -73,7 +73,7 @@ def differential_diversity(before: Any, after: Any, *, sketch: Layouts | None = 
             f"before is {tuple(first.shape)} and after {tuple(second.shape)}: rows must be the same examples"
         )
     changes = (other - one for one, other in zip(_chunks(first), _chunks(second), strict=True))
-    found = _of_chunks(changes, *first.shape, sketch)
+    found = _of_chunks(changes, len(first), first.shape[1], sketch)
     return replace(found.diversity, meaning="diversity of the gradients' changes between two weight vectors")
 
 

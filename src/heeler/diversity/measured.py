@@ -61,10 +61,12 @@ class Diversity(NamedTuple):
 
 def from_bound(bound: Measured, count: int, *, moving: bool = False) -> Diversity:
     """Δ = B/N, B, and B − 1."""
-    numbers = (bound.value, bound.low, bound.high)
-    per_example = Measured(*(number / count for number in numbers), DIVERSITY, bound.reason, moving)
-    noise = Measured(*(number - 1 for number in numbers), NOISE, bound.reason, moving)
-    return Diversity(per_example, replace(bound, moving=moving), noise)
+    value, low, high, reason = bound.value, bound.low, bound.high, bound.reason
+    return Diversity(
+        Measured(value / count, low / count, high / count, DIVERSITY, reason, moving),
+        replace(bound, moving=moving),
+        Measured(value - 1, low - 1, high - 1, NOISE, reason, moving),
+    )
 
 
 def bound_from_inverse(value: float, low: float, high: float, *, cancelled: bool = False) -> Measured:

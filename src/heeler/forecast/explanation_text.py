@@ -96,7 +96,7 @@ def _time(found: Explanation) -> list[str]:
         run = "" if found.run_ratio is None else f": the run takes {found.run_ratio:.3f} times as long"
         lines.append(f"sketches are taken in {taken}; the others cost next to nothing{run}")
     if needs.solve_seconds:
-        lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}, mostly beside the steps")
+        lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}")
     if seconds is not None and needs.solve_seconds > LONG_SOLVE * seconds:
         lines.append(
             f"every other epoch has a solve too, beside its steps, on up to {THREADS} cores: leave some free "

@@ -12,7 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from heeler.forecast.findings import of_trainer
 from heeler.integrations.accelerate import put_into_prepared
-from heeler.integrations.loader import attach_options, batches_of, go_on_from
+from heeler.integrations.order_in_loader import batches_of, go_on_from
 from heeler.notices import warn
 from heeler.ordering import Handle, attach, save
 from heeler.ordering.checkpoint import read
@@ -32,7 +32,7 @@ def use(trainer: Trainer, *, sketch: Mapping[str, Any] | None = None, **sampler_
     The batches of `gradient_accumulation_steps` are balanced together.
 
     Args:
-        sketch: options of `heeler.attach`, such as `{"layers": "all"}`; `"optimizer": True` is the trainer's.
+        sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
         sampler_options: options of `heeler.Sampler`, such as `order`; the seed is the trainer's `data_seed` or `seed`.
     """
     for finding in of_trainer(trainer.args):
@@ -70,8 +70,7 @@ class HeelerCallback(TrainerCallback):
         loader, accumulation = kwargs["train_dataloader"], args.gradient_accumulation_steps
         sampler = put_into_prepared(loader, accumulation=accumulation, **{"seed": seed, **self.sampler_options})
         scaler = self.trainer.accelerator.scaler
-        optimizers = [kwargs["optimizer"]] if kwargs.get("optimizer") is not None else []
-        self.handle = attach(self.trainer.model_wrapped, sampler, **attach_options(self.sketch, scaler, optimizers))
+        self.handle = attach(self.trainer.model_wrapped, sampler, **{"scaler": scaler, **self.sketch})
         if self.resumed_from is None:
             return
         saved = Path(self.resumed_from) / STATE
