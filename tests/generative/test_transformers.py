@@ -253,7 +253,7 @@ def judge(name: str, length: int, caplog: pytest.LogCaptureFixture) -> Counter[s
     return count
 
 
-IGNORED = pytest.mark.filterwarnings("ignore")
+IGNORED = pytest.mark.filterwarnings("ignore", "error::heeler.HeelerWarning")  # the latter go to the log
 
 
 @IGNORED
