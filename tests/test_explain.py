@@ -22,6 +22,11 @@ from tests.herding.every_rule import needed
 X, Y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
 
 
+@pytest.fixture(autouse=True)
+def _short_turns(monkeypatch):
+    monkeypatch.setattr("heeler.forecast.step_timing.TURN_SECONDS", 0.01)
+
+
 def image_loss(model):
     return F.cross_entropy(model(X), Y)
 
