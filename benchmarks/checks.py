@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.overhead import Step, build, choose_layers
-from heeler.forecast.timing import timed
+from heeler.forecast.step_timing import timed
 from heeler.sketch import Sketcher
 from heeler.sketch.checks import CHECKS
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.forecast.timing import take_turns, timed, training_step
+from heeler.forecast.step_timing import take_turns, timed, training_step
 from heeler.sketch import Sketcher, fused
 
 GPT_SIZES = {  # width, layers, heads, vocabulary, length

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.overhead import Step, build, choose_layers
-from heeler.forecast.timing import timed
+from heeler.forecast.step_timing import timed
 from heeler.sketch import Sketcher
 
 STEPS = 4

@@ -39,6 +39,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def _script(tmp_path, monkeypatch):
+    monkeypatch.setattr("heeler.forecast.step_timing.TURN_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script_of_a_user.py").write_text(SCRIPT)
 

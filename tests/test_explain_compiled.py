@@ -14,7 +14,8 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _fresh_compiler():
+def _fresh_compiler(monkeypatch):
+    monkeypatch.setattr("heeler.forecast.step_timing.TURN_SECONDS", 0.01)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

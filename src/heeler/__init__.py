@@ -1,4 +1,4 @@
-"""Heeler puts training examples into an order in which SGD converges faster: two changed lines in a PyTorch script."""
+"""Heeler reorders training data so that SGD converges in fewer epochs: two changed lines in a PyTorch script."""
 
 from __future__ import annotations
 

@@ -139,4 +139,4 @@ def test_ways_to_share_batches_that_leave_no_order_are_refused() -> None:
     errors, _ = in_world(2, refused_with_two_ranks)
     assert "split_batches=True" in errors["split_batches"]
     assert "dispatch_batches=True" in errors["dispatch_batches"]
-    assert "to 1 workers, but the sampler to 2" in errors["one worker"]
+    assert "for 1 workers, but the sampler for 2" in errors["one worker"]

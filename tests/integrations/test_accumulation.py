@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import heeler
-from heeler.integrations.loader import batches_of, go_on_from, put_into
+from heeler.integrations.order_in_loader import batches_of, go_on_from, put_into
 from tests.integrations.problem import BATCH, EXAMPLES, Net, loader
 
 

@@ -12,7 +12,7 @@ from lightning import Fabric
 
 import heeler.integrations.accelerate
 import heeler.integrations.lightning
-from heeler.integrations.loader import put_into
+from heeler.integrations.order_in_loader import put_into
 from tests.integrations.problem import OPTIONS, Net, Points, loader, sgd
 
 

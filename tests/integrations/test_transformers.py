@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +154,11 @@ def twice_and_from_others(folder: Path) -> list[str]:
     net = Net()
     arguments = training_arguments(folder / "plain", save_strategy="steps", save_steps=5, max_steps=5)
     Trainer(net, arguments, train_dataset=Points(), optimizers=(sgd(net), None)).train()
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("heeler").addHandler(handler)
     made, net, _ = trainer(folder / "plain", num_train_epochs=2)
-    made.train(resume_from_checkpoint=True)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", heeler.HeelerWarning)
+        made.train(resume_from_checkpoint=True)
+    said = [str(warning.message) for warning in heard if warning.category is heeler.HeelerWarning]
     assert sorted(i for batch in net.seen[7:] for i in batch) == list(range(EXAMPLES))
     assert len(net.seen) == 7 + 12  # the trainer skips the five that the other run had
     return said

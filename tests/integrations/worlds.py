@@ -21,7 +21,10 @@ import torch.distributed as dist
 # process, and a process in which autograd has started threads must not be forked.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["heeler.integrations.transformers", "heeler.integrations.lightning", "tensorboard", "pytest", __name__]
+    [
+        *("heeler.integrations.transformers", "heeler.integrations.lightning", "tensorboard", "pytest", __name__),
+        *("heeler.herding.kernels_batches", "sklearn.datasets"),  # which take seconds to import
+    ]
 )
 
 

@@ -11,9 +11,9 @@ import typer
 
 
 def demo(
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, from different starts.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per order, from different starts.")] = 3,
     epochs: Annotated[int, typer.Option(min=2, help="Epochs of each run.")] = 30,
-    plot: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo.png"),
+    plot: Annotated[Path, typer.Option(help="Where to write the picture.")] = Path("demo.png"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Train softmax regression and a small network on handwritten digits in random order, CD-GraB's and Heeler's."""

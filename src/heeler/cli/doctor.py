@@ -19,19 +19,19 @@ def doctor(
     batch_size: Annotated[int, typer.Option(min=1, help="Examples of one worker in a step.")],
     examples: Annotated[int | None, typer.Option(min=1, help="Examples in the dataset.")] = None,
     dataset: Annotated[str | None, typer.Option(help="In place of --examples, named as the model.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="How long the run shall be.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 1,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of the run.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 1,
     order: Annotated[str, typer.Option(help="The ordering rule.")] = "herd",
-    layers: Annotated[str | None, typer.Option(help='Layers to tap: "all" or a budget such as "5%".')] = None,
-    dim: Annotated[int | None, typer.Option(min=1, help="Numbers per sketch, if not the default.")] = None,
-    shards: Annotated[str, typer.Option(help="global, or local: each worker its own.")] = "global",
+    layers: Annotated[str | None, typer.Option(help='Layers to sketch: "all" or a budget such as "5%".')] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Dimensions of a sketch, if not the default.")] = None,
+    shards: Annotated[str, typer.Option(help="global, or local: each worker orders its own shard.")] = "global",
     loss: Annotated[
         str | None, typer.Option(help="Measure a step of this: a function from a model to its loss on one batch.")
     ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the model first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Say what will be covered, what it will cost, when it can pay, and what will not work; then the exit code is 1."""
+    """Report coverage, cost, break-even point and problems. Exits with 1 if Heeler cannot be used."""
     import torch
 
     import heeler

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from heeler.diversity.estimators import diversity_of, sentence
-from heeler.diversity.measured import Diversity
-from heeler.diversity.sketching import layouts_of
+from heeler.diversity.estimators import diversity_of
+from heeler.diversity.measured import Diversity, sentence
+from heeler.diversity.sketch_error import layouts_of
 
 if TYPE_CHECKING:
     from heeler.ordering import Handle
@@ -21,8 +22,7 @@ def of(handle: Handle) -> Diversity | None:
     Each gradient is taken at the weights the example was last trained on, up to `Sampler(refresh=...)` epochs ago, so
     the bound is an upper end: `heeler.diversity.measure` gives it at the present weights. Reads the whole table, so
     call it once per epoch, not once per step. None where the order keeps no table, while fewer than half of the
-    examples have a sketch, where sketches are of scaled gradients (`attach(optimizer=...)`), and on workers other than
-    rank 0, which has all sketches.
+    examples have a sketch, and on workers other than rank 0, which has all sketches.
     """
     table = handle.table
     if table is None or not handle.session.planner.sees_all:
@@ -30,7 +30,8 @@ def of(handle: Handle) -> Diversity | None:
     with handle.session.planner.reading():
         if table.share_seen < ENOUGH_SEEN:
             return None
-        return diversity_of(table.rows, rows=table.seen, sketch=layouts_of(handle.sketcher), weights="moving")
+        found = diversity_of(table.rows, rows=table.seen, sketch=layouts_of(handle.sketcher))
+    return Diversity(*(replace(each, moving=True) for each in found))
 
 
 def advice(handle: Handle) -> str:

@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from heeler.forecast import checks, costs, timing
-from heeler.forecast.checks import Finding
-from heeler.forecast.costs import Needs
-from heeler.forecast.timing import Timing
+from heeler.forecast import findings as find
+from heeler.forecast import run_costs, step_timing
+from heeler.forecast.explanation_text import describe
+from heeler.forecast.findings import Finding
+from heeler.forecast.run_costs import Needs
+from heeler.forecast.step_timing import Timing
 from heeler.herding.strata import strata_of
 from heeler.herding.subset import Subset
 from heeler.ordering.distributed.ranks import find_ranks
@@ -42,15 +44,16 @@ class Explanation:
     steps: int
     """Per epoch, of each worker."""
     dim: int
-    """Numbers per sketch."""
+    """Dimensions of a sketch."""
     exact: bool
     """Whether a sketch is the exact gradient of what is covered."""
-    tapped: list[str]
-    """Layers, by name."""
+    sketched: list[str]
+    """The names of the layers that sketches cover."""
     coverage: Coverage | None
-    """None where no gradient is needed, or no layer can be tapped."""
+    """None where no gradient is needed, or no layer can be sketched."""
     estimated_ratio: float | None
-    """A tapped step over a plain one by the cost model that chooses the layers: right within a factor of two or so."""
+    """A step with sketches over a plain one, by the cost model that chooses the layers: right within a factor of two or
+    so."""
     timing: Timing | None
     """The same, measured; None without `loss`."""
     needs: Needs
@@ -68,18 +71,17 @@ class Explanation:
 
     @property
     def ratio(self) -> float | None:
-        """An epoch in which sketches are taken over a plain one: measured where it was, with the wait at its end."""
-        epoch = self.epoch_seconds
-        if self.timing is None or epoch is None:
+        """An epoch in which sketches are taken over a plain one: measured where it was, with the solve at its end."""
+        if self.timing is None or self.epoch_seconds is None:
             return self.estimated_ratio
-        return self.timing.ratio + max(self.needs.solve_seconds - self.needs.beside * epoch, 0.0) / epoch
+        return self.timing.ratio + self.needs.solve_seconds / self.epoch_seconds
 
     @property
     def run_ratio(self) -> float | None:
         """The whole run over a plain one, where the number of epochs is known: most epochs take no sketches."""
         if self.ratio is None or self.epochs is None:
             return None
-        return costs.run_time(self.epochs, self.ratio, self.refresh) / self.epochs
+        return run_costs.run_time(self.epochs, self.ratio, self.refresh) / self.epochs
 
     def as_dict(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts of these."""
@@ -89,8 +91,6 @@ class Explanation:
         return {**plain, "works": self.works, "ratio": self.ratio, "run_ratio": self.run_ratio}
 
     def __str__(self) -> str:
-        from heeler.forecast.wording import describe
-
         return describe(self)
 
 
@@ -111,7 +111,7 @@ def explain(
     loader: Any = None,
     trainer: Any = None,
 ) -> Explanation:
-    """Say, before a long run, what will be covered, what it will cost, when it can pay, and what will not work.
+    """Report, before a long run, what will be covered, what it will cost, when it can pay, and what will not work.
 
         print(heeler.explain(model, dataset, 64, epochs=30, loss=lambda model: loss_fn(model(x), y)))
 
@@ -126,8 +126,8 @@ def explain(
         layers: as for `heeler.attach`.
         loss: takes a model and returns its loss on one typical batch. With it the cost of a step is measured, on
             copies of the model, in two or three seconds; without it, estimated.
-        loader: the training loader, to be looked over.
-        trainer: the framework's object, to be looked over: transformers' `TrainingArguments` or `Trainer`, an
+        loader: the training loader, to be checked.
+        trainer: the framework's object, to be checked: transformers' `TrainingArguments` or `Trainer`, an
             `Accelerator`, Lightning's `Trainer`.
     """
     for name, value in (("epochs", epochs), ("workers", workers)):
@@ -136,36 +136,30 @@ def explain(
     ranks = find_ranks(None)
     workers = workers or (1 if ranks is None else len(ranks.workers))
     own = dataset if isinstance(dataset, int) else len(dataset) if hasattr(dataset, "__len__") else 0
+    examples = own * workers if shards == "local" else own
     given = None if strata is None or own < 1 else strata_of(strata, own)
     setup = Setup(Subset(max(own, 1)), batch_size, order, dim, refresh, 0, workers, 0, shards, False, given)
     rule = setup.rule
-    findings = list(checks.of_parts(model, dataset, own))
-    examples = own * workers if shards == "local" else own
+    findings = [*find.of_parts(model, dataset, own), *find.of_run(examples, batch_size * workers, epochs)]
 
     def length(covered: int) -> int:
         return setup.sketch_length(covered, coverable(model), max(examples, 1))
 
     options: dict[str, Any] = {"dim": length, "layers": layers}
-    sketcher = _look_at(model, options, findings) if rule.needs_vectors else None
-    coverage = None if sketcher is None else sketcher.coverage
-    numbers = (dim or default_dim(max(examples, 1))) if sketcher is None else sketcher.dim
-    apart = shards == "local" and not rule.coordinates_shards  # every worker for itself
-    needs = costs.needs(
-        order,
-        own if apart else examples,
-        numbers,
-        1 if apart else workers,
-        step=batch_size if apart else batch_size * workers,
-        dealt=shards == "global",
-        strata=0 if given is None else len(given.names),
-    )
-    measured = None
+    sketcher = _sketcher(model, options, findings) if rule.needs_vectors else None
+    dim = sketcher.dim if sketcher is not None else dim or default_dim(max(examples, 1))
+    if shards == "local" and not rule.coordinates_shards:  # each worker orders its shard alone
+        needs = run_costs.needs(order, own, dim, 1, step=batch_size, strata=given)
+    else:
+        dealt, step = shards == "global", batch_size * workers
+        needs = run_costs.needs(order, examples, dim, workers, step=step, dealt=dealt, strata=given)
+    timing = None
     if loss is not None and sketcher is not None and all(finding.level != "stops" for finding in findings):
         try:
-            measured = timing.measure(model, loss, options)
+            timing = step_timing.measure(model, loss, options)
         except Exception as error:
             do = "check loss=, or leave it out for an estimate"
-            findings.append(checks.note(f"a step could not be measured: {error}", do))
+            findings.append(find.note(f"a step could not be measured: {error}", do))
     found = Explanation(
         model=_name(model),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -176,43 +170,41 @@ def explain(
         order=order,
         refresh=refresh if rule.keeps_table else 1,
         steps=-(-examples // (batch_size * workers)),
-        dim=numbers,
+        dim=dim,
         exact=sketcher is not None and sketcher.exact,
-        tapped=[] if sketcher is None else sketcher.tapped,
-        coverage=coverage,
+        sketched=[] if sketcher is None else sketcher.tapped,
+        coverage=None if sketcher is None else sketcher.coverage,
         estimated_ratio=None if sketcher is None else sketcher.estimated_ratio(),
-        timing=measured,
+        timing=timing,
         needs=needs,
         findings=findings,
     )
-    if examples:
-        findings += checks.of_run(examples, batch_size, workers, epochs, shards)
     if rule.solves_in_background and own > ONE_LEVEL:
         do = "give the sampler order=heeler.two_levels(), on several workers with shards='local'"
-        findings.append(checks.limits(f"one order over {own:,} examples takes long to find and much memory", do))
+        findings.append(find.limits(f"one order over {own:,} examples takes long to find and much memory", do))
     found_by_integration = trainer is not None and shards != "local"
     if strata is None and rule.uses_strata and not found_by_integration:
-        findings += checks.of_labels(dataset)
+        findings += find.of_labels(dataset)
     if loader is not None:
-        findings += checks.of_loader(loader, own, batch_size)
+        findings += find.of_loader(loader, own, batch_size)
     if trainer is not None:
-        findings += checks.of_trainer(trainer)
-    if coverage is not None:
-        findings += checks.of_coverage(coverage)
-    findings += checks.of_cost(needs, measured, found.ratio, found.run_ratio, epochs)
+        findings += find.of_trainer(trainer)
+    if sketcher is not None:
+        findings += find.of_coverage(sketcher.coverage)
+    findings += find.of_cost(needs, found.ratio, found.run_ratio, epochs)
     findings.sort(key=lambda finding: ("stops", "limits", "note").index(finding.level))
     return found
 
 
-def _look_at(model: nn.Module, options: dict[str, Any], findings: list[Finding]) -> Sketcher | None:
+def _sketcher(model: nn.Module, options: dict[str, Any], findings: list[Finding]) -> Sketcher | None:
     """The sketcher that `attach` would make, its hooks taken off again."""
     try:
         sketcher = Sketcher(model, **options)
     except HooksNotTraced as error:
-        findings.append(checks.stops("the compiled model has been called already", str(error)))
-        return _look_at(model._orig_mod, options, [])  # type: ignore[arg-type]
+        findings.append(find.stops("the compiled model has been called already", str(error)))
+        return _sketcher(model._orig_mod, options, [])  # type: ignore[arg-type]
     except ValueError as error:
-        findings.append(checks.stops(str(error), "docs/layer-rules.md says how to write a rule for a layer"))
+        findings.append(find.stops(str(error), "docs/layer-rules.md says how to write a rule for a layer"))
         return None
     sketcher.detach()
     return sketcher

@@ -11,7 +11,7 @@ from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, Data
 from torch import nn
 from torch.utils.data import BatchSampler
 
-from heeler.integrations.loader import Order, attach_options, batches_of, go_on_from, put_into
+from heeler.integrations.order_in_loader import Order, batches_of, go_on_from, put_into
 from heeler.ordering import Handle, Sampler, attach
 
 
@@ -33,32 +33,32 @@ def prepare(
         sampler_options: options of `heeler.Sampler`, such as `order`, `seed` or `process_group`.
     """
     sampler = put_into_prepared(loader, accumulation=accelerator.gradient_accumulation_steps, **sampler_options)
-    handle = attach(model, sampler, **attach_options(sketch, accelerator.scaler))
+    handle = attach(model, sampler, **{"scaler": accelerator.scaler, **(sketch or {})})
     accelerator.register_for_checkpointing(_Checkpointed(handle, batches_of(loader)))
     return handle
 
 
 def put_into_prepared(loader: Any, *, accumulation: int, **sampler_options: Any) -> Sampler:
-    """`put_into` for a loader that Accelerate has prepared, whose batches it would deal out once more."""
+    """`put_into` for a loader that Accelerate has prepared, whose batches it would shard once more."""
     if isinstance(loader, DataLoaderDispatcher):
         raise ValueError(
-            "dispatch_batches=True has one process read all batches, while Heeler gives every process an order of its "
-            "own: leave dispatch_batches away"
+            "dispatch_batches=True has one process read all batches, but Heeler gives every process its own order: "
+            "leave dispatch_batches out"
         )
     if not isinstance(loader, DataLoaderShard):
         raise TypeError("the loader is not prepared: pass what accelerator.prepare returned for it")
     shard = loader.batch_sampler
     if isinstance(shard, BatchSamplerShard) and shard.split_batches:
         raise ValueError(
-            "split_batches=True cuts batches up that Heeler has dealt out already: leave it away, and give the batch "
-            "size of one process"
+            "split_batches=True would divide batches that Heeler has divided among processes already: leave it out, "
+            "and give the batch size of one process"
         )
     sampler = put_into(loader, Skippable, accumulation=accumulation, **sampler_options)
     workers = shard.num_processes if isinstance(shard, BatchSamplerShard) else 1
     if sampler.num_replicas != workers:
         raise ValueError(
-            f"Accelerate deals the data out to {workers} workers, but the sampler to {sampler.num_replicas}. On CPUs "
-            "say Accelerator(cpu=True) or TrainingArguments(use_cpu=True), or it trains as many models as there are "
+            f"Accelerate shards the data for {workers} workers, but the sampler for {sampler.num_replicas}. On CPUs "
+            "use Accelerator(cpu=True) or TrainingArguments(use_cpu=True), or it trains as many models as there are "
             "processes; with tensor parallelism name the data-parallel ranks by process_group=(mesh, dimension)."
         )
     if isinstance(shard, BatchSamplerShard):

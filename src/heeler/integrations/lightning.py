@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils.data import DataLoader
 
-from heeler.integrations.loader import Order, attach_options, batches_of, go_on_from, put_into
+from heeler.integrations.order_in_loader import Order, batches_of, go_on_from, put_into
 from heeler.ordering import Handle, Sampler, attach
 
 
@@ -44,7 +44,7 @@ class HeelerCallback(Callback):
         self.sampler = put_into(loader, accumulation=trainer.accumulate_grad_batches, **self.sampler_options)
         step = _Step(pl_module)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.handle = attach(step, self.sampler, **attach_options(self.sketch, scaler))
+        self.handle = attach(step, self.sampler, **{"scaler": scaler, **self.sketch})
         self._compiled_step = vars(pl_module).get("training_step")
         as_function = wraps(step.step)(lambda *args, **kwargs: step(*args, **kwargs))
         pl_module.training_step = as_function  # type: ignore[method-assign]
@@ -116,13 +116,13 @@ def setup(
     The handle goes into the state that `fabric.save` and `fabric.load` take; call `handle.consolidate()` before saving.
     `fabric.log_dict(handle.metrics())` logs.
 
-    loader: made with `shuffle=True`; changed in place. sketch, sampler_options: as for `HeelerCallback`, but an
-    optimizer itself, not True. Fabric does not say how many batches a step has: if more than one, pass `batch_size=`,
-    the examples of this worker between two steps.
+    loader: made with `shuffle=True`; changed in place. sketch, sampler_options: as for `HeelerCallback`. Fabric does
+    not say how many batches a step has: if more than one, pass `batch_size=`, the examples of this worker between two
+    steps.
     """
     sampler = put_into(loader, **sampler_options)
     scaler = getattr(fabric._precision, "scaler", None)
-    return attach(model.module, sampler, **attach_options(sketch, scaler))
+    return attach(model.module, sampler, **{"scaler": scaler, **(sketch or {})})
 
 
 def _only_loader(trainer: Trainer) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from heeler.forecast.checks import of_trainer
+from heeler.forecast.findings import of_trainer
 from heeler.integrations.accelerate import put_into_prepared
-from heeler.integrations.loader import attach_options, batches_of, go_on_from
+from heeler.integrations.order_in_loader import batches_of, go_on_from
 from heeler.notices import warn
 from heeler.ordering import Handle, attach, save
 from heeler.ordering.checkpoint import read
@@ -70,7 +70,7 @@ class HeelerCallback(TrainerCallback):
         loader, accumulation = kwargs["train_dataloader"], args.gradient_accumulation_steps
         sampler = put_into_prepared(loader, accumulation=accumulation, **{"seed": seed, **self.sampler_options})
         scaler = self.trainer.accelerator.scaler
-        self.handle = attach(self.trainer.model_wrapped, sampler, **attach_options(self.sketch, scaler))
+        self.handle = attach(self.trainer.model_wrapped, sampler, **{"scaler": scaler, **self.sketch})
         if self.resumed_from is None:
             return
         saved = Path(self.resumed_from) / STATE

@@ -90,15 +90,8 @@ class StepLimit:
             raise ValueError(f"a micro-batch has at least one example, not {size}")
         self._check_finished()
         rows = rows_of(batch)
-<<<<<<< HEAD:src/heeler/stragglers/limit.py
         epoch = None if self.handle is None else self.handle.session.epoch.number
-        if (
-            self._began is None or epoch != self._epoch
-        ):  # an epoch's first batch waits for the loader and the next order
-=======
-        epoch = None if self.handle is None else self.handle.session.epoch
         if self._began is None or epoch != self._epoch:  # its first batch waits for the loader and the next order
->>>>>>> h-workers:src/heeler/stragglers/step_limit.py
             self.restart()
         self._epoch = epoch
         assert self._began is not None

@@ -1,4 +1,4 @@
-"""Plain and tapped steps of two copies of a model, taking turns."""
+"""Steps of two copies of a model, without and with sketches, taking turns."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Timing:
     """Medians over the turns; `ratio` is the median of the turns' ratios, `low` and `high` its quartiles."""
 
     plain_ms: float
-    tapped_ms: float
+    sketched_ms: float
     ratio: float
     low: float
     high: float
 
 
 def measure(model: nn.Module, loss: Callable[[nn.Module], Tensor], options: dict[str, Any]) -> Timing:
-    """Time steps of plain SGD on copies of `model`, without and with the taps that `options` ask for.
+    """Time steps of plain SGD on copies of `model`, without and with the sketcher that `options` describe.
 
     The model, its gradients and the random generators are left as they were. A compiled model's copies are compiled
-    anew, and what was compiled in this process is forgotten afterwards: else its own first call would be taken for a
+    again, and what was compiled in this process is forgotten afterwards: else its own first call would be taken for a
     second one.
     """
     is_wrapped, compiled = isinstance(model, torch._dynamo.OptimizedModule), is_compiled(model)
@@ -86,14 +86,14 @@ def timed(step: Step, count: int, devices: Iterable[Any]) -> tuple[float, float]
 
 
 def take_turns(
-    plain: Step, tapped: Step, turns: int, count: int, devices: Iterable[Any]
+    plain: Step, sketched: Step, turns: int, count: int, devices: Iterable[Any]
 ) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     """What `timed` says of `count` steps of either, in every turn; who goes first alternates."""
     found = []
     for turn in range(turns):
-        pair = (plain, tapped) if turn % 2 == 0 else (tapped, plain)
+        pair = (plain, sketched) if turn % 2 == 0 else (sketched, plain)
         taken = {step: timed(step, count, devices) for step in pair}
-        found.append((taken[plain], taken[tapped]))
+        found.append((taken[plain], taken[sketched]))
     return found
 
 
@@ -102,7 +102,7 @@ def _step(model: nn.Module, loss: Callable[[nn.Module], Tensor], sketcher: Sketc
     host_copy = HostCopy()
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.0)
 
-    def file() -> None:
+    def store() -> None:
         nonlocal table
         assert sketcher is not None
         rows = sketcher.pop()
@@ -115,14 +115,14 @@ def _step(model: nn.Module, loss: Callable[[nn.Module], Tensor], sketcher: Sketc
         for indices, vectors in host_copy.receive():
             table.put(indices, vectors)
 
-    return training_step(lambda: loss(model), optimizer, file if sketcher is not None else None)
+    return training_step(lambda: loss(model), optimizer, store if sketcher is not None else None)
 
 
-def _timing(plain: Step, tapped: Step, devices: set[Any]) -> Timing:
-    for step in (plain, tapped):
+def _timing(plain: Step, sketched: Step, devices: set[Any]) -> Timing:
+    for step in (plain, sketched):
         timed(step, 3, devices)  # warm up
     count = max(1, min(200, int(TURN_SECONDS / max(timed(plain, 1, devices)[0], 1e-6))))
-    turns = [(a, b) for (a, _), (b, _) in take_turns(plain, tapped, TURNS, count, devices)]
+    turns = [(a, b) for (a, _), (b, _) in take_turns(plain, sketched, TURNS, count, devices)]
     ratios = sorted(b / a for a, b in turns)
-    plain_ms, tapped_ms = (1e3 * statistics.median(seconds) for seconds in zip(*turns, strict=True))
-    return Timing(plain_ms, tapped_ms, statistics.median(ratios), ratios[TURNS // 4], ratios[-1 - TURNS // 4])
+    plain_ms, sketched_ms = (1e3 * statistics.median(seconds) for seconds in zip(*turns, strict=True))
+    return Timing(plain_ms, sketched_ms, statistics.median(ratios), ratios[TURNS // 4], ratios[-1 - TURNS // 4])

@@ -1,7 +1,7 @@
 """Diversity at the weights a model has right now: one pass over the data, and every number within a few percent.
 
-A table's sketches alone leave the bound uncertain by 10 to 20% (see `sketching`). Here the sum of all gradients is
-taken from the gradients themselves, and the sum of their squares is calibrated by the exact norms of some examples.
+A table's sketches alone leave the bound uncertain by 10 to 20%. Here the sum of all gradients is taken from the
+gradients themselves, and the sum of their squares is corrected by the exact norms of some examples.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heeler.diversity.alignment import Sums, align_dataset
-from heeler.diversity.measured import Diversity, Estimate
-from heeler.diversity.sketching import Floats, SketchError, calibrate, pick_for_calibration, to_floats
+from heeler.diversity.estimators import bound_from_sums
+from heeler.diversity.measured import Diversity, from_bound
+from heeler.diversity.sketch_error import SketchError
+from heeler.diversity.vectors import Floats, to_floats
 from heeler.sketch import Sketcher
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
 WHOLE = 2048
 """Parameters up to which every example's whole gradient is looked at."""
-CALIBRATED_BY = 128
+EXACT_NORMS = 128
 """Examples whose exact norms are taken, a backward each."""
 
 
-def measure(model: nn.Module, batches: Iterable[Any], loss: Loss, *, level: float = 0.95, seed: int = 0) -> Diversity:
+def measure(model: nn.Module, batches: Iterable[Any], loss: Loss, *, seed: int = 0) -> Diversity:
     """Diversity, bound and noise scale of all examples in `batches`, at the model's present weights.
 
         found = heeler.diversity.measure(model, loader, lambda model, batch: loss_fn(model(batch[0]), batch[1]))
@@ -50,32 +51,48 @@ def measure(model: nn.Module, batches: Iterable[Any], loss: Loss, *, level: floa
     with _left_as_it_was(model), torch.enable_grad():
         sketcher = Sketcher(model, dim=lambda n: n if n <= WHOLE else 256, layers="all", seed=seed, reduction="sum")
         try:
-            sums, squares = _one_pass(model, sketcher, batches, loss)
+            squares = _one_pass(model, sketcher, batches, loss)
         finally:
             sketcher.detach()
         parameters = [p for p in model.parameters() if p.requires_grad]
-        whole = Estimate(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
-        total = Estimate(sums.squares)
-        if sums.squares > 0 and not (sketcher.exact and sketcher.dim == sum(p.numel() for p in parameters)):
-            picked = pick_for_calibration(squares, CALIBRATED_BY, seed)
-            total = calibrate(squares, picked, _exact_squares(model, parameters, batches, loss, picked))
-    return align_dataset(whole, total, sums.count, level, SketchError()).all()
+        whole = sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None)
+        total, variance = float(squares.sum()), 0.0
+        if total > 0 and not (sketcher.exact and sketcher.dim == sum(p.numel() for p in parameters)):
+            picked = pick_by_square(squares, EXACT_NORMS, seed)
+            total, variance = corrected_sum(squares, picked, _exact_squares(model, parameters, batches, loss, picked))
+    return from_bound(bound_from_sums(whole, total, len(squares), SketchError(variance)), len(squares))
 
 
-def _one_pass(model: nn.Module, sketcher: Sketcher, batches: Iterable[Any], loss: Loss) -> tuple[Sums, Floats]:
-    """Add up all gradients in the parameters' `grad`; the sums of the sketches, and each one's squared norm."""
-    sums, squares = Sums(sketcher.dim), []
+def pick_by_square(squares: Floats, count: int, seed: int) -> Any:
+    """(count,) examples, drawn with replacement in proportion to `squares`, (N,)."""
+    return np.random.default_rng(seed).choice(len(squares), count, p=squares / squares.sum())
+
+
+def corrected_sum(squares: Floats, picked: Any, exact: list[float]) -> tuple[float, float]:
+    """A = Σ‖g_i‖² and its relative variance, from all sketches' squares (N,) and the exact ones of the picked, (n,).
+
+    As example i is picked with probability ‖s_i‖²/Â, the mean of Â·‖g_i‖²/‖s_i‖² over the picked is unbiased for A
+    (Hansen & Hurwitz 1943). Its spread is that of the *ratio*, so heavy tails of the norms do not enter.
+    """
+    ratios = np.asarray(exact) / squares[picked]
+    mean = float(ratios.mean())
+    variance = float(ratios.var(ddof=1)) / len(ratios) / mean**2 if mean > 0 else 0.0
+    return float(squares.sum()) * mean, variance
+
+
+def _one_pass(model: nn.Module, sketcher: Sketcher, batches: Iterable[Any], loss: Loss) -> Floats:
+    """Add up all gradients in the parameters' `grad`; returns the squared norm of each example's sketch."""
+    squares = []
     for batch in batches:
         count = _count(batch)
         (loss(model, batch) * count).backward()
         rows = to_floats(sketcher.pop())
         if len(rows) != count:
             raise ValueError(f"a batch of {count} examples gave {len(rows)} gradients: call the model once in `loss`")
-        sums.add(rows)
         squares.append(np.einsum("nk,nk->n", rows, rows))
     if not squares:
         raise ValueError("there are no batches: diversity needs examples")
-    return sums, np.concatenate(squares)
+    return np.concatenate(squares)
 
 
 def _exact_squares(

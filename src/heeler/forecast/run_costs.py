@@ -1,4 +1,4 @@
-"""What a run needs in bytes and seconds: arithmetic on the numbers of examples, workers and a sketch's numbers."""
+"""What a run needs in bytes and seconds: arithmetic on the numbers of examples, workers and dimensions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 from heeler.herding import rule_class
 from heeler.herding.steps import WINDOW, reach
-from heeler.herding.strata import COLUMNS
-from heeler.ordering.planner import LATE, late_share
+from heeler.herding.strata import COLUMNS, Strata
 from heeler.ordering.refresh import sketched_epochs
 
 SWEEP, PAIR, PRODUCT = 9e-9, 2.2e-8, 9e-11
-"""Seconds of a solve of `herd` per number of the table, per pair of examples that it looks at, and per number of these:
-`solve_seconds`. One core of a shared AMD EPYC, 2026-11-16: 10^6 × 256 in steps of 64 took 13.9 s (`python -m benchmarks
-solver`), 10^7 × 64 took 78 s (`levels`), 12,800 × 1,024 took 0.26 s, and 50,000 × 256 in steps of 16 took 0.22 s."""
+"""Seconds of a solve of `herd` per number of the table, per pair of examples that it looks at, and per number of these.
+One core of a shared AMD EPYC, 2026-11-16: 10^6 × 256 in steps of 64 took 13.9 s (`python -m benchmarks solver`),
+10^7 × 64 took 78 s (`levels`), 12,800 × 1,024 took 0.26 s, and 50,000 × 256 in steps of 16 took 0.22 s."""
 ORDER_BYTES = 140
-"""Bytes per example that orders take while a solve runs. The sums of steps come on top: about 14 · K / (examples per
-step)."""
+"""Per example, for orders while a solve runs. The sums of steps come on top: about 14 · K / (examples per step)."""
 
 
 @dataclass(frozen=True)
@@ -35,29 +33,28 @@ class Needs:
     leader_bytes: int
     """Sent and received per epoch by the leader."""
     solve_seconds: float
-    """An estimate; see `solve_seconds`."""
-    beside: float
-    """The share of a sketched epoch beside which the solve runs in a thread, from the second such epoch on."""
-
-
-def solve_seconds(examples: int, dim: int, step: int) -> float:
-    """How long `herd` takes to order so many examples of `dim` numbers, in steps of so many, on one core."""
-    pairs = reach(step, dim) * min(step, WINDOW)
-    return examples * (SWEEP * dim + pairs * (PAIR + PRODUCT * dim))
+    """An estimate for one core."""
 
 
 def needs(
-    order: str, examples: int, dim: int, workers: int, *, step: int = 64, dealt: bool = True, strata: int = 0
+    order: str,
+    examples: int,
+    dim: int,
+    workers: int,
+    *,
+    step: int = 64,
+    dealt: bool = True,
+    strata: Strata | None = None,
 ) -> Needs:
     """What a rule needs for `examples` in all, with sketches of `dim` numbers.
 
     step: examples that all workers together take a step by.
     dealt: one order is dealt out to all workers; False where each has a shard of its own.
-    strata: how many there are; a solve then has a copy of the table with their coordinates beside it.
+    strata: a solve then has a copy of the table with their coordinates beside it.
     """
     rule = rule_class(order)
-    wide = dim + min(strata, COLUMNS)
-    copied = 2 * wide * examples if strata and rule.keeps_table else 0
+    wide = dim if strata is None else dim + min(len(strata.names), COLUMNS)
+    copied = 2 * wide * examples if strata is not None and rule.keeps_table else 0
     table = examples * (2 * dim + 1) if rule.keeps_table else 0
     checkpoint = table + 8 * examples
     if rule.needs_vectors and not rule.keeps_table:
@@ -69,11 +66,11 @@ def needs(
         per_example = (2 if rule.keeps_table else 4) * dim + 8  # sketch, its number, and its place in the next order
         worker = -(-examples // workers) * per_example
         leader = worker * (workers - 1)
-    solve = solve_seconds(examples, wide, step) if rule.solves_in_background else 0.0
-    beside = 0.0
+    solve = 0.0
     if rule.solves_in_background:
-        beside = LATE if workers > 1 else late_share(examples * dim)
-    return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve, beside)
+        pairs = reach(step, wide) * min(step, WINDOW)
+        solve = examples * (SWEEP * wide + pairs * (PAIR + PRODUCT * wide))
+    return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve)
 
 
 def least_epochs(ratio: float) -> int:

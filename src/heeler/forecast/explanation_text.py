@@ -7,7 +7,7 @@ import textwrap
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from heeler.forecast.costs import least_epochs, most_epochs
+from heeler.forecast.run_costs import least_epochs, most_epochs
 from heeler.herding import rule_class
 from heeler.herding.steps import THREADS
 from heeler.ordering.refresh import sketched_epochs
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 WIDTH = 110
 LONG_SOLVE = 0.05
-"""A solve is worth a word if it takes more than this share of an epoch."""
+"""A solve is mentioned if it takes more than this share of an epoch."""
 MEASURED = (
-    "How many epochs it saves depends on the task and cannot be told from here: measured were from 9 in 10 (logistic "
+    "How many epochs it saves depends on the task and cannot be predicted: we measured savings from 90% (logistic "
     "regression on mortgages) to none (GPT and LSTM on WikiText-2); see RESULTS.md."
 )
 UNSEEN = (
-    "From here nobody can see a dataset that changes between epochs (examples must keep their numbers), several "
-    "backward passes a batch (handle.paused), or batches that are drawn and not trained on (handle.skip)."
+    "Heeler cannot detect a dataset that changes between epochs (examples must keep their numbers), several backward "
+    "passes per batch (handle.paused), or batches that are drawn and not trained on (handle.skip)."
 )
 
 
@@ -32,31 +32,42 @@ def describe(found: Explanation) -> str:
     """All of it, for people."""
     workers = "one worker" if found.workers == 1 else f"{found.workers} workers"
     epochs = "" if found.epochs is None else f", {found.epochs} epoch{'s' if found.epochs > 1 else ''}"
-    head = (
-        f"Heeler ({found.order}) on {found.model}: {found.parameters:,} parameters, {found.examples:,} examples, "
-        f"batches of {found.batch_size}, {workers}{epochs}"
+    needs = found.needs
+    where = " on rank 0" if needs.worker_bytes else " on each worker" if found.workers > 1 else ""
+    table = f"table {_size(needs.table_bytes)}, " if needs.table_bytes else ""
+    network = "none"
+    if needs.worker_bytes:
+        network = f"{_size(needs.worker_bytes)} per epoch for each worker, {_size(needs.leader_bytes)} for rank 0"
+    memory = (
+        f"{table}orders up to {_size(needs.order_bytes)}{where}, in host memory; "
+        f"{_size(needs.checkpoint_bytes)} in a checkpoint"
     )
-    sent, led = found.needs.worker_bytes, found.needs.leader_bytes
-    network = f"{_size(sent)} an epoch for each worker, {_size(led)} for rank 0" if sent else "none"
-    parts = [head, "", *_part("covered", _covered(found)), *_part("time", _time(found))]
-    parts += [*_part("memory", _memory(found)), *_part("network", [network]), *_part("pays", _pays(found))]
-    if found.findings:
-        parts.append("")
+    parts = [
+        f"Heeler ({found.order}) on {found.model}: {found.parameters:,} parameters, {found.examples:,} examples, "
+        f"batches of {found.batch_size}, {workers}{epochs}",
+        "",
+        *_part("covered", *_covered(found)),
+        *_part("time", *_time(found)),
+        *_part("memory", memory),
+        *_part("network", network),
+        *_part("pays", *_pays(found)),
+        "",
+    ]
     for finding in found.findings:
-        parts += _part(finding.level, [finding.what.rstrip(".") + ".", "→ " + finding.do.rstrip(".") + "."])
-    return "\n".join([*parts, "", *_part("unseen", [UNSEEN])])
+        parts += _part(finding.level, finding.what.rstrip(".") + ".", "→ " + finding.do.rstrip(".") + ".")
+    return "\n".join([*parts, *([""] if found.findings else []), *_part("unseen", UNSEEN)])
 
 
 def _covered(found: Explanation) -> list[str]:
-    coverage = found.coverage
+    coverage, layers = found.coverage, found.sketched
     if coverage is None:
         return ["nothing" if not found.works else "nothing: this order needs no gradients"]
-    names = ", ".join(found.tapped[:6]) + (f" and {len(found.tapped) - 6} more" if len(found.tapped) > 6 else "")
-    what = f"exact gradients of {found.dim:,} numbers" if found.exact else f"sketches of {found.dim:,} numbers"
-    lines = [f"{coverage.share_of_parameters:.1%} of the parameters, in {what}: {names}"]
+    names = ", ".join(layers[:6]) + (f" and {len(layers) - 6} more" if len(layers) > 6 else "")
+    what = "exact gradients" if found.exact else "sketches"
+    lines = [f"{coverage.share_of_parameters:.1%} of the parameters, in {what} of {found.dim:,} dimensions: {names}"]
     spared = sum(reason.startswith("not chosen") for reason in coverage.left_out.values())
     if spared:
-        lines.append(f'{spared} parameters are left out for their price; layers="all" or "5%" taps more')
+        lines.append(f'{spared} parameters are left out because of their cost; layers="all" or "5%" sketches more')
     return lines
 
 
@@ -66,48 +77,40 @@ def _time(found: Explanation) -> list[str]:
     if timing is not None and seconds is not None:
         lines += [
             f"a step takes {timing.ratio:.2f} times as long ({timing.low:.2f} to {timing.high:.2f}): forward, "
-            f"backward and SGD {timing.plain_ms:.2f} ms plain, {timing.tapped_ms:.2f} ms tapped, measured here",
-            f"an epoch of {found.steps:,} steps: {_clock(seconds)} plain, {_clock(seconds * timing.ratio)} tapped",
+            f"backward and SGD {timing.plain_ms:.2f} ms plain, {timing.sketched_ms:.2f} ms with sketches, measured "
+            "here",
+            f"an epoch of {found.steps:,} steps: {_clock(seconds)} plain, {_clock(seconds * timing.ratio)} with "
+            "sketches",
         ]
     elif found.estimated_ratio is not None:
         lines.append(
             f"a step takes about {found.estimated_ratio:.2f} times as long (an estimate; what is above 1 is right "
             "within a factor of two or so; loss= measures it)"
         )
-    elif found.tapped:
-        lines.append("a tapped layer has no price in the cost model: measure it with loss=")
-    if found.tapped and found.refresh > 1:
-        taken = "epochs 1, 2, 4, 8 and so on" if found.epochs is None else "the one epoch"
-        if found.epochs is not None and found.epochs > 1:
+    elif found.sketched:
+        lines.append("the cost model has no price for one of these layers: measure a step with loss=")
+    if found.sketched and found.refresh > 1:
+        taken = "epochs 1, 2, 4, 8 and so on"
+        if found.epochs is not None:
             taken = f"{sketched_epochs(found.epochs, found.refresh)} of {found.epochs} epochs"
         run = "" if found.run_ratio is None else f": the run takes {found.run_ratio:.3f} times as long"
         lines.append(f"sketches are taken in {taken}; the others cost next to nothing{run}")
     if needs.solve_seconds:
-        wait = f"; from the second time on beside the epoch's last {needs.beside:.0%}" if needs.beside else ""
-        lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}{wait}")
+        lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}")
     if seconds is not None and needs.solve_seconds > LONG_SOLVE * seconds:
         lines.append(
-            f"for every other epoch there is one too, beside its steps, on up to {THREADS} cores: leave some free "
-            "(torch.set_num_threads), for PyTorch's threads wait for one another"
+            f"every other epoch has a solve too, beside its steps, on up to {THREADS} cores: leave some free "
+            "(torch.set_num_threads), because PyTorch's threads wait for one another"
         )
     return lines or ["next to none"]
 
 
-def _memory(found: Explanation) -> list[str]:
-    needs = found.needs
-    where = " on rank 0" if needs.worker_bytes else " on each worker" if found.workers > 1 else ""
-    table = f"table {_size(needs.table_bytes)}, " if needs.table_bytes else ""
-    checkpoint = f"{_size(needs.checkpoint_bytes)} in a checkpoint"
-    return [f"{table}orders up to {_size(needs.order_bytes)}{where}, in host memory; {checkpoint}"]
-
-
 def _pays(found: Explanation) -> list[str]:
-    ratio = found.ratio
     if found.coverage is None and rule_class(found.order).uses_strata:
         return ["it costs nothing, so any gain pays; how much it gains depends on the task"]
     if found.coverage is None:
-        return ["not expected: without gradients orders gain little or nothing"] if found.works else ["no"]
-    first, more = "the first epoch is random, the second is the first that gains", []
+        return ["not expected: without gradients orders gain little or nothing" if found.works else "no"]
+    first, more, ratio = "the first epoch is random, the second is the first that gains", [], found.ratio
     if ratio is not None:
         least = least_epochs(ratio)
         first += f"; at {ratio:.2f} times the time for each of them, runs of fewer than {least} epochs cannot pay"
@@ -117,7 +120,7 @@ def _pays(found: Explanation) -> list[str]:
     return [first, *more, MEASURED]
 
 
-def _part(name: str, lines: list[str]) -> list[str]:
+def _part(name: str, *lines: str) -> list[str]:
     wrapped = [textwrap.wrap(line, WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10) for line in lines]
     first, *rest = chain.from_iterable(wrapped)
     return [f"{name:<10}{first[10:]}", *rest]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -57,9 +57,9 @@ def put_into(loader: Any, view: type[Order] = Order, /, *, accumulation: int = 1
 
 
 def found_strata(dataset: Any, sampler_options: dict[str, Any]) -> dict[str, Any]:
-    """The dataset's labels as strata for an order that uses them, said in the log; nothing where any were given.
+    """The dataset's labels as strata for an order that uses them, noted in the log; nothing where any were given.
 
-    Not for workers with examples of their own: each would find labels, or not, by itself.
+    Not for workers with local shards: each would find labels, or not, by itself.
     """
     order = sampler_options.get("order", "herd")
     rule = rule_class(order) if isinstance(order, str) else None
@@ -69,17 +69,9 @@ def found_strata(dataset: Any, sampler_options: dict[str, Any]) -> dict[str, Any
     if found is None:
         return {}
     labels, where = found
-    logging.getLogger("heeler").info(
-        "strata: the %d labels in %s (strata=None leaves them out)",
-        np.unique(labels).size,
-        where,
-    )
+    count = np.unique(labels).size
+    logging.getLogger("heeler").info("strata: the %d labels in %s (strata=None leaves them out)", count, where)
     return {"strata": labels}
-
-
-def attach_options(sketch: Mapping[str, Any] | None, scaler: Any) -> dict[str, Any]:
-    """Options of `heeler.attach`: the user's before the framework's."""
-    return {"scaler": scaler, **(sketch or {})}
 
 
 def batches_of(loader: Any) -> BatchSampler:

@@ -64,7 +64,7 @@ def test_small_models_are_measured_exactly():
     assert found.bound.low == found.bound.value == found.bound.high
     assert found.diversity.value == pytest.approx(found.bound.value / 200)
     assert found.noise_scale.value == pytest.approx(found.bound.value - 1)
-    assert found.bound.weights == "fixed"
+    assert not found.bound.moving
 
 
 def test_parameters_that_no_sketch_covers_count_too():

@@ -13,15 +13,12 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from heeler.forecast.costs import Needs, least_epochs
-from heeler.forecast.timing import Timing
+from heeler.forecast.run_costs import Needs, least_epochs
 from heeler.ordering.labels import find_labels
 from heeler.sketch import Coverage
 
 DEAR = 1.3
-"""A run so many times as long is worth a word."""
-UNSTEADY = 1.3
-"""Quartiles of a measured ratio so far apart say little."""
+"""A run that takes so many times as long gets a finding."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +34,10 @@ stops, limits, note = (partial(Finding, level) for level in ("stops", "limits", 
 
 
 def of_parts(model: nn.Module, dataset: Any, examples: int) -> Iterator[Finding]:
-    """Whether the model can be tapped and the dataset ordered at all."""
+    """Whether the model can be sketched and the dataset ordered at all."""
     if isinstance(model, nn.DataParallel):
-        yield stops(
-            "nn.DataParallel copies the model in every step, and the copies have no taps",
-            "start one process per device and use DistributedDataParallel",
-        )
+        what = "nn.DataParallel copies the model in every step, and the copies have no hooks"
+        yield stops(what, "start one process per device and use DistributedDataParallel")
     if isinstance(dataset, IterableDataset) or not (isinstance(dataset, int) or hasattr(dataset, "__len__")):
         yield stops(
             f"{type(dataset).__name__} has no fixed length and numbers: there is nothing to order",
@@ -53,33 +48,18 @@ def of_parts(model: nn.Module, dataset: Any, examples: int) -> Iterator[Finding]
     if hasattr(dataset, "set_epoch"):
         yield note(
             f"{type(dataset).__name__} may change with the epoch (it has set_epoch)",
-            "keep the examples' number and numbering; one that has grown goes on with heeler.grow(state, examples)",
+            "keep the number of examples and their numbering; if it has grown, go on with heeler.grow(state, examples)",
         )
 
 
-def of_run(examples: int, batch_size: int, workers: int, epochs: int | None, shards: str) -> Iterator[Finding]:
-    """Numbers that leave nothing to gain, or an odd end of the epoch."""
-    together = batch_size * workers
-    if examples <= together:
-        yield stops(
-            f"an epoch is one step of {examples} examples: any order gives the same sum",
-            "use smaller batches, or full gradient descent as it is",
-        )
-        return
-    if epochs == 1:
-        yield stops(
-            "one epoch: the first order is random, and there is no second",
-            "train for several epochs, or leave Heeler out",
-        )
-    rest = examples % together
-    if rest and (workers == 1 or shards == "global"):
-        repeated = -rest % workers
-        yield note(
-            f"the last step of an epoch has {rest} of {together} examples"
-            + (f", and {repeated} of the epoch are repeated so that all workers have equally many" if repeated else ""),
-            "nothing, or drop_last=True in the loader (with several workers, the sampler): what is dropped differs "
-            "from epoch to epoch",
-        )
+def of_run(examples: int, step: int, epochs: int | None) -> Iterator[Finding]:
+    """Sizes that leave nothing to gain. step: the examples of all workers in a step."""
+    if 0 < examples <= step:
+        what = f"an epoch is one step of {examples} examples: any order gives the same sum"
+        yield stops(what, "use smaller batches, or full gradient descent as it is")
+    elif epochs == 1:
+        what = "one epoch: the first order is random, and there is no second"
+        yield stops(what, "train for several epochs, or leave Heeler out")
 
 
 def of_labels(dataset: Any) -> Iterator[Finding]:
@@ -96,53 +76,39 @@ def of_labels(dataset: Any) -> Iterator[Finding]:
 
 def of_coverage(coverage: Coverage) -> Iterator[Finding]:
     """Parameters that no rule covers, by reason."""
-    total = sum(line.size for line in coverage.lines)
     by_reason: dict[str, list[Any]] = {}
     for line in coverage.lines:
         if line.rule is None and not line.reason.startswith("not chosen"):
             by_reason.setdefault(line.reason, []).append(line)
     for reason, lines in by_reason.items():
         names = ", ".join(line.parameter for line in lines[:3]) + (", ..." if len(lines) > 3 else "")
-        share = sum(line.size for line in lines) / total
+        share = sum(line.size for line in lines) / sum(line.size for line in coverage.lines)
         do = "docs/layer-rules.md says how to write a rule"
         if "attention dropout" in reason:
             do = "set its dropout to 0 if the run can do without"
-        yield (limits if share > 0.1 else note)(
-            f"{share:.1%} of the parameters cannot be sketched: {reason} ({names})",
-            f"the rest is sketched all the same; {do}",
-        )
+        what = f"{share:.1%} of the parameters cannot be sketched: {reason} ({names})"
+        yield (limits if share > 0.1 else note)(what, f"the rest is sketched all the same; {do}")
 
 
-def of_cost(
-    needs: Needs, timing: Timing | None, ratio: float | None, run_ratio: float | None, epochs: int | None
-) -> Iterator[Finding]:
-    """Memory that may not be there, time that may not come back, and a measurement that says little.
+def of_cost(needs: Needs, ratio: float | None, run_ratio: float | None, epochs: int | None) -> Iterator[Finding]:
+    """Memory that may not be there, and time that may not come back.
 
     ratio: an epoch in which sketches are taken over a plain one. run_ratio: the run over a plain one, if known.
     """
     there = _memory()
     if there is not None and needs.table_bytes > there / 2:
-        yield limits(
-            f"the table takes {needs.table_bytes / 1e9:.1f} GB of {there / 1e9:.1f} GB of memory",
-            "use a smaller dim=, or on one worker order='pair', which keeps no table",
-        )
-    paid, what = (ratio, "an epoch with sketches") if run_ratio is None else (run_ratio, "the run")
+        what = f"the table takes {needs.table_bytes / 1e9:.1f} GB of {there / 1e9:.1f} GB of memory"
+        yield limits(what, "use a smaller dim=, or on one worker order='pair', which keeps no table")
+    paid, of = (ratio, "an epoch with sketches") if run_ratio is None else (run_ratio, "the run")
     if paid is not None and paid > DEAR:
         yield limits(
-            f"{what} takes {paid:.2f} times as long",
-            "small steps are bound by launching operations: tap one layer with layers=lambda name, module: ..., "
-            "compile the model, or use larger batches",
+            f"{of} takes {paid:.2f} times as long",
+            "small steps are dominated by kernel-launch overhead: sketch one layer with layers=lambda name, module: "
+            "..., compile the model, or use larger batches",
         )
     if ratio is not None and epochs is not None and 1 < epochs < least_epochs(ratio):
-        yield limits(
-            f"{epochs} epochs are too few to win back the time: the first one is random",
-            f"it can pay from {least_epochs(ratio)} epochs on",
-        )
-    if timing is not None and timing.high > UNSTEADY * timing.low:
-        yield note(
-            f"the measured ratio went from {timing.low:.2f} to {timing.high:.2f}: something else is running here",
-            "measure again on an idle machine",
-        )
+        what = f"{epochs} epochs are too few to win back the time: the first one is random"
+        yield limits(what, f"it can pay from {least_epochs(ratio)} epochs on")
 
 
 def of_loader(loader: DataLoader[Any], examples: int, batch_size: int) -> Iterator[Finding]:
@@ -150,25 +116,20 @@ def of_loader(loader: DataLoader[Any], examples: int, batch_size: int) -> Iterat
     dataset: Any = loader.dataset
     sampler = loader.sampler
     if not getattr(loader, "in_order", True):
-        yield stops(
-            "DataLoader(in_order=False) hands batches out in an order that cannot be known",
-            "use in_order=True, the default",
-        )
+        what = "DataLoader(in_order=False) hands batches out in an order that cannot be known"
+        yield stops(what, "use in_order=True, the default")
     if type(loader.batch_sampler) is not BatchSampler:
-        yield stops(
-            f"the loader makes its batches by {type(loader.batch_sampler).__name__}, and Heeler orders single examples",
-            "give the loader batch_size= and sampler=",
-        )
+        made_by = type(loader.batch_sampler).__name__
+        what = f"the loader makes its batches by {made_by}, and Heeler orders single examples"
+        yield stops(what, "give the loader batch_size= and sampler=")
     elif not isinstance(sampler, (RandomSampler, DistributedSampler)) or getattr(sampler, "replacement", False):
         yield limits(
             f"the loader draws from a {type(sampler).__name__}, not every example once in a random order",
-            "Heeler stands in for shuffling alone: its sampler yields every example once an epoch",
+            "Heeler stands in for shuffling alone: its sampler yields every example once per epoch",
         )
     if hasattr(dataset, "__len__") and len(dataset) != examples:
-        yield stops(
-            f"the loader's dataset has {len(dataset)} examples, not {examples}",
-            "give sampler and loader the same dataset; one that changes its length needs heeler.grow",
-        )
+        what = f"the loader's dataset has {len(dataset)} examples, not {examples}"
+        yield stops(what, "give sampler and loader the same dataset; one that changes its length needs heeler.grow")
     if loader.batch_size is not None and loader.batch_size != batch_size:
         yield note(
             f"the loader's batches have {loader.batch_size} examples, the sampler's {batch_size}",
@@ -192,20 +153,17 @@ def of_trainer(trainer: Any) -> Iterator[Finding]:
     if "transformers" in packages and getattr(arguments, "n_gpu", 0) > 1:
         yield stops(
             f"Trainer would copy the model to {arguments.n_gpu} devices in every step (DataParallel), and the copies "
-            "have no taps",
+            "have no hooks",
             "start one process per device with torchrun, or show it one device with CUDA_VISIBLE_DEVICES",
         )
     if getattr(trainer, "split_batches", False) or getattr(trainer, "dispatch_batches", False):
-        yield stops(
-            "split_batches and dispatch_batches deal out batches that Heeler has dealt out already", "leave both away"
-        )
+        what = "split_batches and dispatch_batches would divide batches that Heeler has divided among workers already"
+        yield stops(what, "leave both out")
     if "lightning" in packages and getattr(trainer, "overfit_batches", False):
-        yield stops("overfit_batches replaces the loader's sampler", "leave overfit_batches away")
+        yield stops("overfit_batches replaces the loader's sampler", "leave overfit_batches out")
     for module in packages & {"transformers", "accelerate", "lightning"}:
-        yield note(
-            f"{module} replaces or deals out samplers by itself",
-            f"let heeler.integrations.{module} put Heeler in: docs/frameworks.md",
-        )
+        what = f"{module} replaces or shards samplers by itself"
+        yield note(what, f"let heeler.integrations.{module} put Heeler in: docs/frameworks.md")
 
 
 def _memory() -> int | None:
