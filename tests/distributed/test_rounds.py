@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from heeler.herding import make_rule
-from heeler.ordering.partition import deal
 from heeler.ordering.distributed import rounds
 from heeler.ordering.distributed.leader import Leader
-from heeler.ordering.distributed.store import BoundedStore
 from heeler.ordering.distributed.rounds import LARGE, Rounds
+from heeler.ordering.distributed.store import BoundedStore
 from heeler.ordering.distributed.wire import News, _median
+from heeler.ordering.partition import deal
 from tests.distributed.ranks import gradients, problem, run_ranks, set_up, walk
 
 
