@@ -180,7 +180,7 @@ def explain(
         steps=-(-examples // (batch_size * workers)),
         dim=numbers,
         exact=sketcher is not None and sketcher.exact,
-        tapped=[] if sketcher is None else sketcher.tapped,
+        tapped=[] if sketcher is None else sketcher.sketched,
         coverage=coverage,
         estimated_ratio=None if sketcher is None else sketcher.estimated_ratio(),
         timing=measured,

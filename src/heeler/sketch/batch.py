@@ -26,7 +26,7 @@ def first_tensor(args: Any, at_least: int) -> Tensor | None:
     return None
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """How a tensor (..., n) holds the batch's examples.
 
     "dim": in one dimension. "example-major" and "token-major": flattened with others into the first one, (B·T, ...) or
@@ -37,18 +37,18 @@ class Layout(NamedTuple):
     dim: int = 0
 
 
-BATCH_FIRST = Layout("dim", 0)
+BATCH_FIRST = RowLayout("dim", 0)
 
 
-def layouts_of(shape: torch.Size, batch: int) -> list[Layout]:
+def row_layouts(shape: torch.Size, batch: int) -> list[RowLayout]:
     """All that the shape allows."""
-    found = [Layout("dim", dim) for dim in range(len(shape)) if shape[dim] == batch]
+    found = [RowLayout("dim", dim) for dim in range(len(shape)) if shape[dim] == batch]
     if shape and shape[0] > batch and shape[0] % batch == 0:
-        found += [Layout("example-major"), Layout("token-major")]
+        found += [RowLayout("example-major"), RowLayout("token-major")]
     return found
 
 
-def by_layout(x: Tensor, batch: int, layout: Layout) -> Tensor:
+def by_layout(x: Tensor, batch: int, layout: RowLayout) -> Tensor:
     """(..., n) → (B, T, n), all other leading dimensions being tokens T; (B, n) stays as it is."""
     kind, dim = layout
     n = x.shape[-1]

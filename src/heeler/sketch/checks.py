@@ -1,4 +1,4 @@
-"""When to look whether rows are right, and what follows: see `dye` and `checksum`.
+"""When to look whether rows are right, and what follows: see `row_ownership` and `checksum`.
 
 A layer of which it is found that they are not is left out, said once, and what it gave to earlier sketches is taken
 back. Steps in which nothing is looked at cost nothing.
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch import compiled, dye
+from heeler.sketch import compiled, row_ownership
 from heeler.sketch.checksum import Checksum, Outcome
-from heeler.sketch.dye import DyeTest
 from heeler.sketch.listener import SketchListener
-from heeler.sketch.tapped_layer import TappedLayer, leave_out
+from heeler.sketch.row_ownership import RowOwnershipTest
+from heeler.sketch.sketched_layer import SketchedLayer, leave_out
 
 if TYPE_CHECKING:
     from heeler.sketch.passes import Pass
@@ -29,7 +29,7 @@ NOT_ALL = (
     "forward of its own, a weight used without its layer, a hook, a second derivative, or a loss outside the model)"
 )
 LOOKS = 10
-"""Backwards at most, where some prove nothing: infinities, or a forward that was not tapped on purpose."""
+"""Backwards at most, where some prove nothing: infinities, or a forward that was not sketched on purpose."""
 TESTS = 8
 """Tests of whose rows the layers see, where not all are called in every forward."""
 
@@ -40,7 +40,7 @@ class Checks:
     def __init__(
         self,
         model: nn.Module,
-        layers: list[TappedLayer],
+        layers: list[SketchedLayer],
         exact: bool,
         batch_dim: int,
         file: Callable[[Pass, Tensor | None, float], None],
@@ -50,7 +50,7 @@ class Checks:
         self.layers, self.exact, self.batch_dim, self._file, self.listener = layers, exact, batch_dim, file, listener
         self.check: Checksum | None = None
         """Whether parts add up, while that is looked at."""
-        self.dye: DyeTest | None = None
+        self.row_test: RowOwnershipTest | None = None
         """The test that is under way of whose rows the layers see."""
         self.untested = True
         """That test is still to be made."""
@@ -79,7 +79,7 @@ class Checks:
             found = None
         full = self.unknown
         layers = [layer for layer in self.layers if not layer.broken and (layer.layout is None) == full]
-        test = DyeTest(layers, args, kwargs, found, batch, self.batch_dim)
+        test = RowOwnershipTest(layers, args, kwargs, found, batch, self.batch_dim)
         can_tell = test.can_tell
         if is_sharded(model) or can_tell is None:  # its forward is a collective; or there is nothing to exchange
             self.untested = False
@@ -91,17 +91,17 @@ class Checks:
             inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
             others = compiled.all_recorders()  # on the same model, perhaps: nobody else takes these forwards for his
             for recorder in others:
-                recorder.checks.dye = test
+                recorder.checks.row_test = test
             try:
                 with compiled.run_eagerly():
-                    dye.run_test(test, inner)
+                    row_ownership.run_test(test, inner)
             finally:
                 for recorder in others:
-                    recorder.checks.dye = None
+                    recorder.checks.row_test = None
             if any(layer.broken for layer in layers):
                 self.left_out()
 
-    def meet_untested(self, layer: TappedLayer, owner: Pass) -> None:
+    def meet_untested(self, layer: SketchedLayer, owner: Pass) -> None:
         """A layer is called that was not when the others were tested: this pass cannot have it; test again."""
         if self.tests < TESTS:
             layer.layout = None
@@ -132,7 +132,7 @@ class Checks:
             self.check = None
 
     def taint(self) -> None:
-        """A forward runs untapped on purpose: a backward through it proves nothing."""
+        """A forward runs unsketched on purpose: a backward through it proves nothing."""
         self._tainted = True
 
     def left_out(self) -> None:
@@ -184,7 +184,7 @@ class Checks:
         if self.check is not None:
             self.check.reduced = True
 
-    def note_tap(self, layer: TappedLayer, part: Tensor | None) -> bool:
+    def note_tap(self, layer: SketchedLayer, part: Tensor | None) -> bool:
         """A tap's part, which is on its way to the leaf, or None where its rule failed. Whether it is looked at."""
         if part is None:
             self.left_out()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from heeler.sketch.tapped_layer import TappedLayer, tied_groups
+from heeler.sketch.sketched_layer import SketchedLayer, tied_groups
 
 if TYPE_CHECKING:
     from heeler.sketch.passes import Pass
@@ -54,7 +54,7 @@ class Checksum:
     settled: called at the end of every backward.
     """
 
-    def __init__(self, layers: list[TappedLayer], exact: bool, settled: Callable[[Outcome], None]) -> None:
+    def __init__(self, layers: list[SketchedLayer], exact: bool, settled: Callable[[Outcome], None]) -> None:
         self._groups = tied_groups([layer for layer in layers if not layer.broken])
         self._group_of = {id(layer): number for number, group in enumerate(self._groups) for layer in group}
         self._exact, self._settled = exact, settled
@@ -79,11 +79,11 @@ class Checksum:
             handle.remove()
         self._handles, self._nodes = [], []
 
-    def add(self, owner: Pass, layer: TappedLayer, part: Tensor) -> None:
+    def add(self, owner: Pass, layer: SketchedLayer, part: Tensor) -> None:
         """Hold a layer's part of a pass back, (B, K)."""
         self.task().parts.append((owner, self._group_of[id(layer)], part.float()))
 
-    def note(self, layer: TappedLayer, part: Tensor) -> None:
+    def note(self, layer: SketchedLayer, part: Tensor) -> None:
         """What a tap is about to give to its pass's leaf, (B, K): only to tell the layers' parts of it apart."""
         if id(layer) in self._group_of:
             self.task().noted.append((self._group_of[id(layer)], part.float()))
@@ -93,7 +93,7 @@ class Checksum:
         self.task().leaves.append((owner, grad))
 
     def taint(self) -> None:
-        """The backward under way holds something that was not tapped on purpose: it proves nothing."""
+        """The backward under way holds something that was not sketched on purpose: it proves nothing."""
         self.task().tainted = True
 
     def task(self) -> _Task:
@@ -162,7 +162,7 @@ class Checksum:
             jobs.append(self._job(together, rest, task, sum((rows.square().sum(0) for rows in of_leaves), nothing)))
         return jobs
 
-    def _compared(self) -> list[tuple[int, list[TappedLayer]]]:
+    def _compared(self) -> list[tuple[int, list[SketchedLayer]]]:
         """Not those of which compiled code has no taps, and coverage says so."""
         return [(n, g) for n, g in enumerate(self._groups) if not any(x.problem and not x.broken for x in g)]
 
@@ -247,7 +247,7 @@ class _Job(NamedTuple):
     """One comparison."""
 
     groups: set[int]
-    parameters: list[tuple[Any, TappedLayer, str]]
+    parameters: list[tuple[Any, SketchedLayer, str]]
     found: Tensor
     expected: Tensor
     square: Tensor
@@ -316,7 +316,7 @@ def _fit(missing: list[_Missing]) -> Tensor:
 class _OnGradient:
     """Sketches what enters one parameter's `.grad`."""
 
-    def __init__(self, checksum: Checksum, group: int, layer: TappedLayer, local: str) -> None:
+    def __init__(self, checksum: Checksum, group: int, layer: SketchedLayer, local: str) -> None:
         self.checksum, self.group, self.layer, self.local = checksum, group, layer, local
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
@@ -325,7 +325,7 @@ class _OnGradient:
                 self.checksum.task().expect(self.group, self.layer.sketch_gradient(self.local, grads[0].detach()))
 
 
-def _distinct(group: list[TappedLayer]) -> list[tuple[Any, TappedLayer, str]]:
+def _distinct(group: list[SketchedLayer]) -> list[tuple[Any, SketchedLayer, str]]:
     """The group's parameters as they are now, each once, with a layer that covers it and its name there."""
     found = {id(p): (p, layer, local) for layer in group for local, p in layer.now().items()}
     return list(found.values())

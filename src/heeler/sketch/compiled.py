@@ -173,7 +173,7 @@ class _Before(ModelHook):
         recorder = self.recorder
         recorder.current = None
         recorder.announced = False
-        if not (recorder.enabled and torch.is_grad_enabled() and recorder.checks.dye is None):
+        if not (recorder.enabled and torch.is_grad_enabled() and recorder.checks.row_test is None):
             return
         found, rows = self.batch_of(args, kwargs)
         if not rows:
@@ -199,7 +199,7 @@ class _After(ModelHook):
         recorder.announced = False
         if output is None:  # the forward failed
             return
-        wanted = recorder.tapping and not recorder.lost and recorder.checks.dye is None
+        wanted = recorder.tapping and not recorder.lost and recorder.checks.row_test is None
         if wanted and torch.is_grad_enabled() and recorder.current is None:
             raise HooksNotTraced(f"a compiled forward ran without its taps. {_ADVICE}")
 
@@ -237,7 +237,7 @@ def forget_sizes() -> None:
     """Have a variant that is new compiled as the first one was: for the sizes it meets, before any that vary.
 
     The compiler remembers which sizes have varied and does not try fixed ones again: after an epoch with a smaller last
-    batch, the untapped variant would be slower code than the plain model's. What is compiled already stays. Another
+    batch, the unsketched variant would be slower code than the plain model's. What is compiled already stays. Another
     function in the process, whose sizes vary later, may be compiled once more.
     """
     pgo: Any = sys.modules.get("torch._dynamo.pgo")

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from heeler.sketch.tapped_layer import survey
+from heeler.sketch.sketched_layer import survey
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,6 @@ class Coverage:
 
 
 def coverable(model: nn.Module) -> int:
-    """How many parameters sketches of a model cover if all of its layers are tapped."""
+    """How many parameters sketches of a model cover if all of its layers are sketched."""
     found = survey(getattr(model, "_orig_mod", model))
     return found.count(found.layers)

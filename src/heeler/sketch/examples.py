@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from heeler.sketch.batch import Layout, by_example, by_layout
+from heeler.sketch.batch import RowLayout, by_example, by_layout
 
 if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+    from heeler.sketch.sketched_layer import SketchedLayer
 
 
 class Examples:
@@ -21,12 +21,12 @@ class Examples:
     layout: of the call's tensors, where it is known.
     """
 
-    def __init__(self, batch: int, batch_dim: int, shapes: list[torch.Size], layout: Layout | None = None) -> None:
+    def __init__(self, batch: int, batch_dim: int, shapes: list[torch.Size], layout: RowLayout | None = None) -> None:
         self.batch, self.batch_dim, self.shapes, self.layout = batch, batch_dim, shapes, layout
         self.sums: Sums | None = None
         """Where a rule may add its part in place, instead of returning it."""
 
-        self.note_tap: Callable[[TappedLayer, Tensor | None], bool] | None = None
+        self.note_tap: Callable[[SketchedLayer, Tensor | None], bool] | None = None
         """Told what a tap adds to the pass."""
 
     def note(self, shape: torch.Size) -> None:
@@ -40,7 +40,7 @@ class Examples:
             return by_layout(x, self.batch, self.layout)
         return by_example(x, self.batch, self.batch_dim, self.shapes)
 
-    def under(self, layout: Layout | None) -> Examples:
+    def under(self, layout: RowLayout | None) -> Examples:
         """The same examples, in a layer's own layout."""
         if layout is None:
             return self

@@ -1,4 +1,4 @@
-"""The hooks of one tapped layer: forward keeps what its rule needs, backward makes this call's part of the sketch.
+"""The hooks of one sketched layer: forward keeps what its rule needs, backward makes this call's part of the sketch.
 
 In eager mode the backward hook sits on the autograd node that computed the module's output: the graph, and so every
 gradient, is exactly what it is without Heeler, and a call costs the host a few microseconds besides the rule's own
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from heeler.sketch import compiled
-from heeler.sketch.batch import BATCH_FIRST, Layout, NoBatchDimension, layouts_of
+from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension, RowLayout, row_layouts
 from heeler.sketch.checksum import HALF
 from heeler.sketch.examples import Examples, current_stream
 from heeler.sketch.layer_rules.base import Call
@@ -23,8 +23,8 @@ from heeler.sketch.matrices import AnyMatrix
 from heeler.sketch.model_hook import ModelHook
 from heeler.sketch.passes import Pass, Slot
 from heeler.sketch.recorder import Recorder
+from heeler.sketch.sketched_layer import SketchedLayer
 from heeler.sketch.tap import Tap
-from heeler.sketch.tapped_layer import TappedLayer
 
 _task_id = torch._C._current_graph_task_id
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -34,7 +34,7 @@ _saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 class LayerHook(ModelHook):
     """The forward hook of one layer. In eager mode it runs for every layer of every step, so it is kept short."""
 
-    def __init__(self, recorder: Recorder, layer: TappedLayer) -> None:
+    def __init__(self, recorder: Recorder, layer: SketchedLayer) -> None:
         self.recorder, self.layer = recorder, layer
         self.matrix = layer.matrices[0] if layer.rule.is_linear else None
 
@@ -42,12 +42,12 @@ class LayerHook(ModelHook):
         recorder, layer = self.recorder, self.layer
         compiling = torch.compiler.is_compiling()
         if compiling and not (torch.is_grad_enabled() and recorder.running):
-            return None  # before anything else is read: the compiler guards what is, and this is the untapped variant
-        if recorder.checks.dye is not None:
-            recorder.checks.dye.see(layer, args, kwargs)
+            return None  # before anything else is read: the compiler guards what is, and this is the unsketched variant
+        if recorder.checks.row_test is not None:
+            recorder.checks.row_test.see(layer, args, kwargs)
             return None
         slot = recorder.current
-        if slot is None or (layer.broken and id(layer) not in slot.tapped):
+        if slot is None or (layer.broken and id(layer) not in slot.recomputed):
             return None
         if isinstance(output, Tensor) and output.ndim > 2:
             slot.examples.note(output.shape)
@@ -66,9 +66,9 @@ class LayerHook(ModelHook):
         if _saving_hooks(True) is not None:  # a checkpoint of the other kind, which must see the same saved both times
             slot.replayed, on_node = True, False
             if not recorder.running:
-                if id(layer) not in slot.tapped:
+                if id(layer) not in slot.recomputed:
                     return None
-                return self._tap(slot, Call(args, kwargs, output, slot.examples.under(slot.tapped[id(layer)])))
+                return self._tap(slot, Call(args, kwargs, output, slot.examples.under(slot.recomputed[id(layer)])))
         if layer.broken:
             return None
         if layer.layout is None and recorder.checks.tests:
@@ -98,7 +98,7 @@ class LayerHook(ModelHook):
         return None
 
     def _tap(self, slot: Slot, call: Call) -> Any:
-        """The output with a `Tap` on it; None where it cannot be tapped."""
+        """The output with a `Tap` on it; None where it cannot be sketched."""
         output, examples = call.output, call.examples
         single = isinstance(output, Tensor)
         outputs = (output,) if single else _flat(output)
@@ -118,7 +118,7 @@ class LayerHook(ModelHook):
                 self.recorder.checks.meet_untested(self.layer, slot.owner)
             return None
         if slot.replayed:
-            slot.tapped[id(self.layer)] = examples.layout
+            slot.recomputed[id(self.layer)] = examples.layout
         leaf = slot.leaf if slot.leaf is not None else self.recorder.add_leaf(slot)
         if leaf.shape[0] != examples.batch:
             leaf = leaf[: examples.batch]
@@ -135,12 +135,12 @@ class _NodeHook:
 
     recorder: Recorder
     owner: Pass
-    layer: TappedLayer
+    layer: SketchedLayer
     matrix: AnyMatrix | None
     kept: tuple[Tensor, ...]
     number: int
     shape: torch.Size | None
-    layout: Layout | None
+    layout: RowLayout | None
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         g, kept, owner = grads[self.number], self.kept, self.owner
@@ -178,7 +178,7 @@ class _NodeHook:
             self.recorder.checks.spoil(owner)
 
 
-def _project(layer: TappedLayer, matrix: AnyMatrix, x: Tensor) -> tuple[Tensor, ...] | None:
+def _project(layer: SketchedLayer, matrix: AnyMatrix, x: Tensor) -> tuple[Tensor, ...] | None:
     """What `_keep` gives for a linear layer and one token per example, without asking its rule."""
     try:
         return (matrix.input(x.detach()),)
@@ -187,8 +187,8 @@ def _project(layer: TappedLayer, matrix: AnyMatrix, x: Tensor) -> tuple[Tensor, 
         return None
 
 
-def _keep(layer: TappedLayer, slot: Slot, call: Call) -> tuple[Tensor, ...] | None:
-    """The rule's `keep`; None if the call cannot be tapped."""
+def _keep(layer: SketchedLayer, slot: Slot, call: Call) -> tuple[Tensor, ...] | None:
+    """The rule's `keep`; None if the call cannot be sketched."""
     compiling = torch.compiler.is_compiling()
     try:
         if compiling:
@@ -202,7 +202,7 @@ def _keep(layer: TappedLayer, slot: Slot, call: Call) -> tuple[Tensor, ...] | No
     except NoBatchDimension as problem:
         if compiling:
             layer.problem = str(problem)
-        elif layer.layout is None or not layouts_of(call.input.shape, call.batch):
+        elif layer.layout is None or not row_layouts(call.input.shape, call.batch):
             layer.leave_out(str(problem))
     except Exception as error:
         if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from heeler.sketch.batch import Layout
+from heeler.sketch.batch import RowLayout
 from heeler.sketch.examples import Examples
 
 
@@ -41,8 +41,8 @@ class Slot:
         self.examples = owner.examples
         self.replayed = False
         """A checkpoint will run parts of this forward again in backward."""
-        self.tapped: dict[int, Layout | None] = {}
-        """Layers, by id, whose output was tapped in such a part, and how its input lay."""
+        self.recomputed: dict[int, RowLayout | None] = {}
+        """Layers, by id, that have a tap in such a part, and how its input lay."""
         self.autocast: str | None = None
         """The device type for which autocast was on as the forward began."""
         self.stream: int | None = None

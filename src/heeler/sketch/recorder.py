@@ -26,7 +26,7 @@ from heeler.sketch.checks import Checks
 from heeler.sketch.examples import Examples, Sums, current_stream
 from heeler.sketch.listener import SketchListener
 from heeler.sketch.passes import Pass, Slot
-from heeler.sketch.tapped_layer import TappedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 SIZES = 8
 """Batch sizes whose leaves are kept."""
@@ -39,7 +39,7 @@ _at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 class Recorder:
     """Opens passes, collects their gradients, hands them out in forward order.
 
-    layers: the tapped ones, which move to another device with it. mean: the loss is a mean over the batch, so that a
+    layers: the sketched ones, which move to another device with it. mean: the loss is a mean over the batch, so that a
     sketch is multiplied by the batch's size. scaler: the GradScaler whose factor is taken out. listener: this is the
     only reference to it.
     """
@@ -47,7 +47,7 @@ class Recorder:
     def __init__(
         self,
         model: nn.Module,
-        layers: list[TappedLayer],
+        layers: list[SketchedLayer],
         dim: int,
         device: torch.device,
         *,
@@ -69,7 +69,7 @@ class Recorder:
         self.sketching = True
         """False: forwards are counted, not sketched."""
         self.tapping = True
-        """Both. The one flag that compiled code is guarded by: it has a tapped variant and an untapped one."""
+        """Both. The one flag that compiled code is guarded by: it has a sketched variant and an unsketched one."""
         self.is_compiled = False
         """There is compiled code of the model, or will be."""
         self.hears_forwards = False
@@ -112,7 +112,7 @@ class Recorder:
     def enable(self, value: bool) -> None:
         """False: forwards from now on are neither sketched nor counted."""
         self.enabled, self.tapping = value, value and self.sketching
-        if not value and self.slots:  # compiled code cannot say that it runs untapped
+        if not value and self.slots:  # compiled code cannot say that it runs unsketched
             self.checks.taint()
 
     def sketch(self, value: bool) -> None:
@@ -128,7 +128,7 @@ class Recorder:
             return
         if not was:
             self._forget_forwards()
-            self.checks.taint()  # the first backward may be of a forward that ran untapped
+            self.checks.taint()  # the first backward may be of a forward that ran unsketched
         self.checks.look(self.device)  # compiled code cannot say that it begins
 
     def _forget_forwards(self) -> None:

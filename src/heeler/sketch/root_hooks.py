@@ -35,7 +35,7 @@ class BeginHook(ModelHook):
             if torch.is_grad_enabled() and recorder.tapping:  # nothing else is read: one guard, two variants
                 self._begin_traced(args, kwargs)
             return
-        if recorder.checks.dye is not None:
+        if recorder.checks.row_test is not None:
             return
         recorder.running = False
         if not torch.is_grad_enabled():
@@ -59,7 +59,7 @@ class BeginHook(ModelHook):
         recorder.open(module, batch, [] if found is None else [found.shape], found)
 
     def _begin_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The same where the compiler traces it together with the forward, for the tapped variant."""
+        """The same where the compiler traces it together with the forward, for the sketched variant."""
         recorder = self.recorder
         found, batch = self.batch_of(args, kwargs)
         if not batch:
@@ -111,7 +111,7 @@ class EndHook(ModelHook):
         if not recorder.running:  # before anything else is read, as in `LayerHook`
             return None
         slot = recorder.current
-        if slot is None or recorder.checks.dye is not None:
+        if slot is None or recorder.checks.row_test is not None:
             return None
         recorder.running = False
         if slot.replayed:

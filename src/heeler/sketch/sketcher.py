@@ -16,7 +16,7 @@ from heeler.sketch.listener import Nobody, SketchListener
 from heeler.sketch.matrices import AnyMatrix, AnyVector
 from heeler.sketch.recorder import Recorder
 from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf
-from heeler.sketch.tapped_layer import clean_name, draw, lay_out, survey
+from heeler.sketch.sketched_layer import clean_name, draw, lay_out, survey
 
 Dim = int | Callable[[int], int]
 BatchDim = int | SizeOf
@@ -121,9 +121,9 @@ class Sketcher:
 
     @property
     def sketching(self) -> bool:
-        """False: forwards are counted (`SketchListener.forward_counted`) and nothing is tapped.
+        """False: forwards are counted (`SketchListener.forward_counted`) and nothing is sketched.
 
-        Compiled code has a variant for either, each compiled when it is first needed: the untapped one is what the
+        Compiled code has a variant for either, each compiled when it is first needed: the unsketched one is what the
         compiler makes of the model alone.
         """
         return self._recorder.sketching
@@ -162,8 +162,8 @@ class Sketcher:
         return sum(p._version for p in self._survey.parameters.values())
 
     @property
-    def tapped(self) -> list[str]:
-        """The tapped layers' names."""
+    def sketched(self) -> list[str]:
+        """The sketched layers' names."""
         return [layer.name or "the model" for layer in self._layers]
 
     @property
@@ -189,7 +189,7 @@ class Sketcher:
         return [part for layer in self._layers for part in (*layer.matrices, *layer.vectors.values())]
 
     def estimated_ratio(self) -> float | None:
-        """A tapped step's time over a plain one's by the cost model that chooses layers; None where it knows no cost.
+        """A sketched step's time over a plain one's by the cost model that chooses layers; None where it knows no cost.
 
         Right within a factor of two or so.
         """

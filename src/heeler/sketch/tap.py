@@ -9,7 +9,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from heeler.sketch.examples import Examples
-    from heeler.sketch.tapped_layer import TappedLayer
+    from heeler.sketch.sketched_layer import SketchedLayer
 
 
 class Tap(torch.autograd.Function):
@@ -23,7 +23,7 @@ class Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, layer: TappedLayer, examples: Examples, mean: bool, leaf: Tensor, n: int, *tensors: Tensor
+        ctx: Any, layer: SketchedLayer, examples: Examples, mean: bool, leaf: Tensor, n: int, *tensors: Tensor
     ) -> Any:
         ctx.layer, ctx.examples, ctx.mean, ctx.arity = layer, examples, mean, len(tensors)
         ctx.dim = leaf.shape[1]

@@ -20,7 +20,7 @@ from heeler.sketch.layer_rules.base import Call, Grads, LayerRule, LeftOut, regi
 from heeler.sketch.matrices import MatrixSpec
 
 if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+    from heeler.sketch.sketched_layer import SketchedLayer
 
 
 @register(nn.MultiheadAttention)
@@ -56,14 +56,14 @@ class AttentionRule(LayerRule):
     def rows(self, call: Call) -> Tensor:
         return torch.cat([x.flatten(1) for x in self._inputs(call)], 1)
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         q, k, v = self._inputs(call)
         padding = call.argument(3, "key_padding_mask")
         mask = call.argument(5, "attn_mask")
         merged = _merge_masks(mask, padding, call.batch, self.module.num_heads, q)
         return (q, k, v) if merged is None else (q, k, v, merged)
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
         g = grads[0]
         if g is None or (len(grads) > 1 and grads[1] is not None):
             raise ValueError("the attention weights were trained through; leave this layer out with layers=...")

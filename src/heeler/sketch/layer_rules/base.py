@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.batch import Layout, NoBatchDimension
+from heeler.sketch.batch import NoBatchDimension, RowLayout
 from heeler.sketch.examples import Examples
 from heeler.sketch.matrices import MatrixSpec
 
 if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+    from heeler.sketch.sketched_layer import SketchedLayer
 
 
 Grads = tuple[Tensor | None, ...]
@@ -82,7 +82,7 @@ class LayerRule:
     is_linear: ClassVar[bool] = False
     """`keep` is its one matrix's `input` of the first argument, and `sketch` that matrix's `sketch`."""
 
-    natural_layout: Layout | None = None
+    natural_layout: RowLayout | None = None
     """Where the layer itself says how the batch lies in its input, as a convolution does; None where any may be."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -98,11 +98,11 @@ class LayerRule:
         """The call's input as this rule splits it, (B, ...)."""
         return call.split(call.input)
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         """In forward, without gradients: the tensors that `sketch` will need."""
         raise NotImplementedError
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
         """In backward: this call's part of the (B, K) sketch, or None where `Matrix.sketch` gave None.
 
         `grads` belong to the module's output tensors.

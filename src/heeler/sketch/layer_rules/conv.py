@@ -15,7 +15,7 @@ from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, guess_p
 from heeler.sketch.matrices import ExactMatrix, MatrixSpec
 
 if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+    from heeler.sketch.sketched_layer import SketchedLayer
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -40,7 +40,7 @@ class ConvRule(LayerRule):
             raise NoBatchDimension(f"a convolution of shape {tuple(a.shape)} without the batch in dimension 0")
         return a
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         a, matrix = self.rows(call), layer.matrices[0]
         stride, padding, dilation, groups = self.geometry
         filters = matrix.input_filter(a).t().reshape(-1, self.per_group, *self.kernel)
@@ -56,7 +56,7 @@ class ConvRule(LayerRule):
             return (xp,)  # (B, T·G, k)
         return (xp.flatten(2).transpose(1, 2),)  # (B, T, k)
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
         matrix, g = layer.matrices[0], grads[0]
         if g is None:
             raise ValueError("a convolution's output got no gradient")

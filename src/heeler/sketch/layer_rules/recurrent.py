@@ -21,7 +21,7 @@ from heeler.sketch.layer_rules.base import Call, Grads, LayerRule, LeftOut, regi
 from heeler.sketch.matrices import MatrixSpec
 
 if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+    from heeler.sketch.sketched_layer import SketchedLayer
 
 
 @register(nn.LSTM, nn.GRU)
@@ -55,7 +55,7 @@ class RecurrentRule(LayerRule):
             raise NoBatchDimension(f"a recurrent layer over shape {tuple(call.input.shape)}: no batch of {call.batch}")
         return x
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         """The input and the initial state, time first: (T, B, n), (runs, B, h), and for an LSTM the cells."""
         x = self.rows(call).transpose(0, 1)
         state = call.argument(1, "hx")
@@ -64,7 +64,7 @@ class RecurrentRule(LayerRule):
             return (x, zeros, zeros) if self.is_lstm else (x, zeros)
         return (x, *(s.detach() for s in state)) if self.is_lstm else (x, state.detach())
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
         grad_out = grads[0]
         if grad_out is not None and self.module.batch_first:
             grad_out = grad_out.transpose(0, 1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def left_as_it_was(model: nn.Module) -> Iterator[Callable[[], None]]:
+def preserve_state(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Batch norms use running statistics meanwhile, which mix no examples.
 
     Yields what is to be called before every run: then all have the same dropout and begin in the same state.

@@ -1,4 +1,4 @@
-"""The modules that can be tapped, each with its rule and the parameters it covers."""
+"""The modules that can be sketched, each with its rule and the parameters it covers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heeler.notices import warn
-from heeler.sketch.batch import Layout
+from heeler.sketch.batch import RowLayout
 from heeler.sketch.layer_rules import LayerRule, LeftOut, find_rule
 from heeler.sketch.layer_rules.embedding import EmbeddingRule
 from heeler.sketch.layer_rules.norm import LastDimensions
@@ -27,8 +27,8 @@ def clean_name(name: str) -> str:
 
 
 @dataclass(eq=False)
-class TappedLayer:
-    """A module that is tapped, or can be."""
+class SketchedLayer:
+    """A module that is sketched, or can be."""
 
     name: str
     module: nn.Module
@@ -40,13 +40,13 @@ class TappedLayer:
     like: Tensor = field(default_factory=lambda: torch.empty(0))
     """An empty tensor of the parameters' dtype."""
     problem: str = ""
-    """Why a call of this module could not be tapped."""
+    """Why a call of this module could not be sketched."""
     broken: bool = False
-    """It is tapped no more."""
-    layout: Layout | None = None
+    """It is sketched no more."""
+    layout: RowLayout | None = None
     """How its input holds the examples, as far as a test has told."""
     noise: float = 0.0
-    """How much its input differs from run to run on the same examples, by that test: see `dye`."""
+    """How much its input differs from run to run on the same examples, by that test: see `row_ownership`."""
 
     def leave_out(self, reason: str) -> None:
         """From now on it has no part in sketches; said once."""
@@ -101,7 +101,7 @@ class TappedLayer:
             part.move(device)
 
 
-def leave_out(layers: list[TappedLayer], reason: str) -> None:
+def leave_out(layers: list[SketchedLayer], reason: str) -> None:
     """Leave layers out of the sketches from now on, and say so in one sentence."""
     layers = [layer for layer in layers if not layer.broken]
     for layer in layers:
@@ -120,22 +120,22 @@ class Survey:
     """id(parameter) → its first clean name; tied parameters have one name."""
     parameters: dict[str, nn.Parameter]
     """Trainable parameters by that name, in the model's order."""
-    layers: list[TappedLayer]
-    """All that can be tapped, in the model's order."""
+    layers: list[SketchedLayer]
+    """All that can be sketched, in the model's order."""
     reasons: dict[str, str]
     """Why a parameter is in none of them, by name."""
 
-    def covered(self, layers: list[TappedLayer]) -> dict[str, str]:
+    def covered(self, layers: list[SketchedLayer]) -> dict[str, str]:
         """Parameters that these layers cover → the rule that covers them."""
         return {self.names[id(p)]: type(layer.rule).__name__ for layer in layers for p in layer.parameters.values()}
 
-    def count(self, layers: list[TappedLayer]) -> int:
+    def count(self, layers: list[SketchedLayer]) -> int:
         """Entries of these parameters, all together."""
         return sum(self.parameters[name].numel() for name in self.covered(layers))
 
 
 def survey(model: nn.Module) -> Survey:
-    """Find every layer that can be tapped, and a reason for every trainable parameter that is in none."""
+    """Find every layer that can be sketched, and a reason for every trainable parameter that is in none."""
     names: dict[int, str] = {}
     parameters: dict[str, nn.Parameter] = {}
     for full_name, parameter in model.named_parameters(remove_duplicate=False):
@@ -143,7 +143,7 @@ def survey(model: nn.Module) -> Survey:
         if parameter.requires_grad:
             parameters[name] = parameter
 
-    layers: list[TappedLayer] = []
+    layers: list[SketchedLayer] = []
     reasons: dict[str, str] = {}
     claimed: set[int] = set()
     for full_name, module in model.named_modules():
@@ -161,7 +161,7 @@ def survey(model: nn.Module) -> Survey:
             claimed.update(id(child) for child in module.modules() if child is not module)
         covered = {name: own[name] for name in rule.parameter_names() if name in own}
         if covered:
-            layers.append(TappedLayer(clean_name(full_name), module, rule, covered))
+            layers.append(SketchedLayer(clean_name(full_name), module, rule, covered))
 
     layers = _drop_half_seen(model, layers, names, reasons)
     _settle_hidden(layers)
@@ -174,8 +174,8 @@ def survey(model: nn.Module) -> Survey:
 
 
 def _drop_half_seen(
-    model: nn.Module, layers: list[TappedLayer], names: dict[int, str], reasons: dict[str, str]
-) -> list[TappedLayer]:
+    model: nn.Module, layers: list[SketchedLayer], names: dict[int, str], reasons: dict[str, str]
+) -> list[SketchedLayer]:
     """Leave out parameters of whose gradient the layers would see only a part, and biases shared by several weights.
 
     A shared bias meets a row projection of each weight, so its parts could not be added up.
@@ -194,7 +194,7 @@ def _drop_half_seen(
     return [layer for layer in layers if layer.parameters]
 
 
-def _settle_hidden(layers: list[TappedLayer]) -> None:
+def _settle_hidden(layers: list[SketchedLayer]) -> None:
     """Leave `hidden` to the layers of which a part may be read: those inside a model of many tokens per example.
 
     Not where tokens are few: there a tap costs next to nothing. Not the last layer, whose rows may be words or classes,
@@ -204,7 +204,7 @@ def _settle_hidden(layers: list[TappedLayer]) -> None:
     pairs = [(layer, spec) for layer in layers for spec in layer.rule.matrices]
     read_fully = {id(layer.parameters.get(spec.weight)) for layer, spec in pairs if layer is last or not spec.hidden}
 
-    def settled(layer: TappedLayer, spec: MatrixSpec) -> MatrixSpec:
+    def settled(layer: SketchedLayer, spec: MatrixSpec) -> MatrixSpec:
         tied = spec.weight in layer.parameters and id(layer.parameters[spec.weight]) in read_fully
         return replace(spec, hidden=spec.hidden and last is not None and layer is not last and not tied)
 
@@ -212,17 +212,17 @@ def _settle_hidden(layers: list[TappedLayer]) -> None:
         layer.rule.matrices = [settled(layer, spec) for spec in layer.rule.matrices]
 
 
-def last_layer(layers: list[TappedLayer]) -> TappedLayer | None:
+def last_layer(layers: list[SketchedLayer]) -> SketchedLayer | None:
     """The last one with a weight matrix: a head, where the model has one."""
     return next((layer for layer in reversed(layers) if layer.rule.matrices), None)
 
 
-def has_tokens(layers: list[TappedLayer]) -> bool:
+def has_tokens(layers: list[SketchedLayer]) -> bool:
     """Whether the model looks as if its linear layers saw many tokens per example: it has embeddings or layer norms."""
     return any(isinstance(layer.rule, (EmbeddingRule, LastDimensions)) for layer in layers)
 
 
-def draw(layers: list[TappedLayer], found: Survey, dim: int, seed: int, device: torch.device) -> None:
+def draw(layers: list[SketchedLayer], found: Survey, dim: int, seed: int, device: torch.device) -> None:
     """Give every layer its random projections. Tied parameters share a name, so they share projections."""
     for layer in layers:
         key: dict[str | None, str] = {local: found.names[id(p)] for local, p in layer.parameters.items()}
@@ -233,7 +233,7 @@ def draw(layers: list[TappedLayer], found: Survey, dim: int, seed: int, device: 
         _finish(layer, device)
 
 
-def lay_out(layers: list[TappedLayer], found: Survey, device: torch.device) -> None:
+def lay_out(layers: list[SketchedLayer], found: Survey, device: torch.device) -> None:
     """Give every layer its places in the exact gradient: covered parameters side by side, in the model's order."""
     covered, offsets, dim = found.covered(layers), {}, 0
     for name, parameter in found.parameters.items():
@@ -247,14 +247,14 @@ def lay_out(layers: list[TappedLayer], found: Survey, device: torch.device) -> N
         _finish(layer, device)
 
 
-def _finish(layer: TappedLayer, device: torch.device) -> None:
+def _finish(layer: SketchedLayer, device: torch.device) -> None:
     layer.like = torch.empty(0, dtype=next(iter(layer.parameters.values())).dtype)
     layer.move(device)
 
 
-def tied_groups(layers: list[TappedLayer]) -> list[list[TappedLayer]]:
+def tied_groups(layers: list[SketchedLayer]) -> list[list[SketchedLayer]]:
     """Layers that share a parameter belong together: tapping one without the other would sketch half a gradient."""
-    groups: list[list[TappedLayer]] = []
+    groups: list[list[SketchedLayer]] = []
     for layer in layers:
         mine = {id(p) for p in layer.parameters.values()}
         joined = [g for g in groups if any(id(p) in mine for other in g for p in other.parameters.values())]
