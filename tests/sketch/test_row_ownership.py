@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from heeler.sketch import Sketcher
-from heeler.sketch.checks import TESTS
+from heeler.sketch.checks import TESTS, TRIES
 from heeler.sketch.row_ownership import MIXED, NOBODYS, exchange_sets
 
 from .nets import Heard, make
@@ -311,8 +311,10 @@ def test_a_model_that_needs_gradients_or_cannot_run_again(caplog: pytest.LogCapt
 
     once = Once()
     sketcher = Sketcher(once, exact=True)
-    with pytest.raises(StopIteration):
-        once(x, iter([]))
+    for _ in range(TRIES):  # one failure may be that batch's alone
+        assert not sketcher.left_out
+        with pytest.raises(StopIteration):
+            once(x, iter([]))
     assert "does not run twice" in sketcher.left_out["layer"]
     assert "does not run twice" in caplog.text
 

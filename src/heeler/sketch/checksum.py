@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from heeler.sketch.sketched_layer import SketchedLayer, tied_groups
+from heeler.torch_private import accumulator, at_end_of_backward, graph_task
 
 if TYPE_CHECKING:
     from heeler.sketch.passes import Pass
@@ -32,9 +33,6 @@ REDUCED = 6e-2
 OF_LAYER, OF_MODEL = 1e-3, 1e-5
 """Shares of the layer's and of the model's gradients under which a parameter's own is taken for rounding errors."""
 HALF = (torch.float16, torch.bfloat16)
-
-_task_id = torch._C._current_graph_task_id
-_at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 
 
 class Outcome(NamedTuple):
@@ -58,8 +56,7 @@ class Checksum:
         self._groups = tied_groups([layer for layer in layers if not layer.broken])
         self._group_of = {id(layer): number for number, group in enumerate(self._groups) for layer in group}
         self._exact, self._settled = exact, settled
-        self.reduced = False
-        """Some layer computes in half precision."""
+        self._in_half = False
         self._tasks: dict[int, _Task] = {}
         self._handles: list[Any] = []
         self._nodes: list[Any] = []  # autograd holds them weakly
@@ -67,11 +64,13 @@ class Checksum:
             for parameter, layer, local in _distinct(group):
                 if not parameter.requires_grad:
                     continue
-                with torch.enable_grad():
-                    node: Any = parameter.view_as(parameter).grad_fn
-                node = node.next_functions[0][0]
+                node = accumulator(parameter)
                 self._nodes.append(node)
                 self._handles.append(node.register_prehook(_OnGradient(self, number, layer, local)))
+
+    def allow_half(self, value: bool) -> None:
+        """Some layer computes in half precision."""
+        self._in_half = self._in_half or value
 
     def close(self) -> None:
         """Stop listening."""
@@ -94,16 +93,16 @@ class Checksum:
 
     def taint(self) -> None:
         """The backward under way holds something that was not sketched on purpose: it proves nothing."""
-        self.task().tainted = True
+        self.task().taint()
 
     def task(self) -> _Task:
         """The backward under way."""
-        number = _task_id()
+        number = graph_task()
         if number not in self._tasks:
             self._tasks = {n: task for n, task in self._tasks.items() if task.end() is not None}
             end = _End(self, number)
             self._tasks[number] = _Task(end)
-            _at_end_of_backward(end)
+            at_end_of_backward(end)
         return self._tasks[number]
 
     def end(self, number: int) -> None:
@@ -194,7 +193,7 @@ class Checksum:
 
     def _tolerance(self, job: _Job) -> float:
         parameter = job.parameters[0][0]
-        return REDUCED if self.reduced or parameter.is_cuda or parameter.dtype in HALF else TOLERANCE
+        return REDUCED if self._in_half or parameter.is_cuda or parameter.dtype in HALF else TOLERANCE
 
     def _without(self, grad: Tensor, bad: set[int], task: _Task) -> Tensor:
         """What is left of the taps' sum without some groups."""
@@ -230,6 +229,9 @@ class _Task:
         self.noted: list[tuple[int, Tensor]] = []
         self.expected: dict[int, Tensor] = {}
         self.tainted = False
+
+    def taint(self) -> None:
+        self.tainted = True
 
     def expect(self, group: int, sketch: Tensor) -> None:
         self.expected[group] = sketch if group not in self.expected else self.expected[group] + sketch

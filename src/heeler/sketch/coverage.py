@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from heeler.sketch.sketched_layer import survey
+from heeler.torch_private import unwrapped
 
 
 @dataclass(frozen=True)
@@ -79,5 +80,5 @@ class Coverage:
 
 def coverable(model: nn.Module) -> int:
     """How many parameters sketches of a model cover if all of its layers are sketched."""
-    found = survey(getattr(model, "_orig_mod", model))
+    found = survey(unwrapped(model))
     return found.count(found.layers)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from heeler.sketch.batch import RowLayout, by_example, by_layout
+from heeler.torch_private import current_stream
 
 if TYPE_CHECKING:
     from heeler.sketch.sketched_layer import SketchedLayer
@@ -18,16 +19,24 @@ class Examples:
     """How to find the batch's examples in a tensor: all that a call leaves behind for backward, besides `keep`.
 
     shapes: of the model's input, and of layers' outputs in this pass that differ; see `by_example`.
-    layout: of the call's tensors, where it is known.
+    layout: of the call's tensors, where it is known. sums: where a rule may add its part in place, instead of returning
+    it. note_tap: told what a tap adds to the pass.
     """
 
-    def __init__(self, batch: int, batch_dim: int, shapes: list[torch.Size], layout: RowLayout | None = None) -> None:
+    def __init__(
+        self,
+        batch: int,
+        batch_dim: int,
+        shapes: list[torch.Size],
+        layout: RowLayout | None = None,
+        sums: Sums | None = None,
+        note_tap: Callable[[SketchedLayer, Tensor | None], bool] | None = None,
+    ) -> None:
         self.batch, self.batch_dim, self.shapes, self.layout = batch, batch_dim, shapes, layout
-        self.sums: Sums | None = None
-        """Where a rule may add its part in place, instead of returning it."""
+        self.sums, self.note_tap = sums, note_tap
 
-        self.note_tap: Callable[[SketchedLayer, Tensor | None], bool] | None = None
-        """Told what a tap adds to the pass."""
+    def add_to(self, sums: Sums | None) -> None:
+        self.sums = sums
 
     def note(self, shape: torch.Size) -> None:
         """Remember the shape of a layer's output, if it says anything new about how many tokens there are."""
@@ -44,9 +53,7 @@ class Examples:
         """The same examples, in a layer's own layout."""
         if layout is None:
             return self
-        own = Examples(self.batch, self.batch_dim, self.shapes, layout)
-        own.sums = self.sums
-        return own
+        return Examples(self.batch, self.batch_dim, self.shapes, layout, self.sums)
 
 
 class Sums:
@@ -63,7 +70,6 @@ class Sums:
         """(B, S, K): those of fused kernels, which write without reading first; not multiplied yet."""
         self.total: Tensor | None = None
         """(B, K) float32: all others."""
-        self._failed = False
 
     def room(self) -> Tensor:
         """`total`, made where there is none yet: parts are added here in place."""
@@ -71,9 +77,13 @@ class Sums:
             self.total = torch.zeros(self.batch, self.dim, device=self.device)
         return self.total
 
-    def fail(self) -> None:
-        """A part is missing: nobody stores a sketch that is not finite."""
-        self._failed = True
+    def begin(self, total: Tensor) -> None:
+        """The first part, (B, K), multiplied already."""
+        self.total = total
+
+    def begin_parts(self, parts: Tensor) -> None:
+        """The first part of a fused kernel, (B, S, K)."""
+        self.parts = parts
 
     def take(self) -> Tensor:
         """The sum, (B, K)."""
@@ -83,17 +93,10 @@ class Sums:
         if self.parts is not None:
             summed = self.parts.sum(1).mul_(self.factor)
             total = summed if total is None else total.add_(summed)
-        if total is None or self._failed:
-            total = torch.full((self.batch, self.dim), torch.nan if self._failed else 0.0, device=self.device)
-        return total
+        return torch.zeros(self.batch, self.dim, device=self.device) if total is None else total
 
     def _wait(self) -> None:
         """Backward may have been called on another stream than the forward."""
         here = torch.cuda.current_stream(self.device)
         if here.cuda_stream != self.stream:
             here.wait_stream(torch.cuda.ExternalStream(self.stream, self.device))
-
-
-def current_stream(device: torch.device) -> int | None:
-    """The number of the device's current stream; None where there are no streams."""
-    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else None

@@ -9,6 +9,7 @@ same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -17,18 +18,24 @@ from torch import Tensor, nn
 from heeler.sketch import compiled
 from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension, RowLayout, row_layouts
 from heeler.sketch.checksum import HALF
-from heeler.sketch.examples import Examples, current_stream
+from heeler.sketch.examples import Examples
 from heeler.sketch.layer_rules.base import Call
 from heeler.sketch.matrices import AnyMatrix
 from heeler.sketch.model_hook import ModelHook
-from heeler.sketch.passes import Pass, Slot
+from heeler.sketch.passes import Pass, Passes, Slot
 from heeler.sketch.recorder import Recorder
 from heeler.sketch.sketched_layer import SketchedLayer
 from heeler.sketch.tap import Tap
-
-_task_id = torch._C._current_graph_task_id
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
-_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+from heeler.torch_private import (
+    current_stream,
+    goes_into_grad,
+    graph_task,
+    keeps_graph,
+    node_of,
+    run_as_it_is,
+    saving_hooks,
+    transform,
+)
 
 
 class LayerHook(ModelHook):
@@ -55,17 +62,25 @@ class LayerHook(ModelHook):
             if isinstance(output, Tensor) and output.dtype in HALF:
                 compiled.note_half(recorder.key)
             compiled.lend_leaf(recorder.key)
-            return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
-        on_node = recorder.running
+            return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)), recorder.compiled)
+        if transform() is not None:
+            return None
+        in_forward = on_node = recorder.running and recorder.eager.thread == get_ident()
         if not torch.is_grad_enabled():
-            if on_node:
-                slot.replayed = True  # a reentrant checkpoint runs its forward without gradients first
+            if in_forward or slot.ignored:
+                slot.replay()  # a reentrant checkpoint runs its forward without gradients first
             return None
-        if not recorder.running and _task_id() == -1:  # neither in the model's forward nor run again by a checkpoint
+        saving = saving_hooks(True) is not None  # in a checkpoint of the other kind
+        if slot.ignored:
+            if saving:
+                slot.replay()
             return None
-        if _saving_hooks(True) is not None:  # a checkpoint of the other kind, which must see the same saved both times
-            slot.replayed, on_node = True, False
-            if not recorder.running:
+        if not in_forward and graph_task() == -1:  # neither in the model's forward nor run again by a checkpoint
+            return None
+        if saving:  # which must see the same saved both times
+            slot.replay()
+            on_node = False
+            if not in_forward:
                 if id(layer) not in slot.recomputed:
                     return None
                 return self._tap(slot, Call(args, kwargs, output, slot.examples.under(slot.recomputed[id(layer)])))
@@ -79,7 +94,7 @@ class LayerHook(ModelHook):
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         if not output.requires_grad:
             return None
-        source = _source(output)
+        source = node_of(output)
         if source is None or slot.stream != current_stream(output.device):
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         node, number, shape = source
@@ -97,7 +112,7 @@ class LayerHook(ModelHook):
             recorder.checks.meet_untested(layer, slot.owner)
         return None
 
-    def _tap(self, slot: Slot, call: Call) -> Any:
+    def _tap(self, slot: Slot, call: Call, passes: Passes | None = None) -> Any:
         """The output with a `Tap` on it; None where it cannot be sketched."""
         output, examples = call.output, call.examples
         single = isinstance(output, Tensor)
@@ -106,8 +121,8 @@ class LayerHook(ModelHook):
             return None
         if not torch.compiler.is_compiling():  # there is no place to add a part to in compiled code
             # Not the pass's own: a tap's part is returned to autograd, never added in place.
-            examples = Examples(examples.batch, examples.batch_dim, examples.shapes, examples.layout)
-            examples.note_tap = self.recorder.checks.note_tap
+            note_tap = self.recorder.checks.note_tap
+            examples = Examples(examples.batch, examples.batch_dim, examples.shapes, examples.layout, note_tap=note_tap)
         kept = _keep(self.layer, slot, call)
         if kept is None:
             if torch.compiler.is_compiling():
@@ -119,7 +134,7 @@ class LayerHook(ModelHook):
             return None
         if slot.replayed:
             slot.recomputed[id(self.layer)] = examples.layout
-        leaf = slot.leaf if slot.leaf is not None else self.recorder.add_leaf(slot)
+        leaf = (self.recorder.eager if passes is None else passes).leaf(slot)
         if leaf.shape[0] != examples.batch:
             leaf = leaf[: examples.batch]
         tapped = Tap.apply(self.layer, examples, self.recorder.mean, leaf, len(outputs), *outputs, *kept)
@@ -146,10 +161,12 @@ class _NodeHook:
         g, kept, owner = grads[self.number], self.kept, self.owner
         if g is None or not kept:
             return
-        task = _task_id()
-        if not (owner.counts if owner.task == task else self.recorder.begin(owner, task, g.device, _goes_into_grad())):
+        task = graph_task()
+        if owner.task != task:
+            self.recorder.eager.reach(owner, task, g.device, goes_into_grad())
+        if not owner.counts:
             return
-        if not _keeps_graph():
+        if not keeps_graph():
             self.kept = ()
         if self.shape is not None:
             g = g.reshape(self.shape)
@@ -201,51 +218,21 @@ def _keep(layer: SketchedLayer, slot: Slot, call: Call) -> tuple[Tensor, ...] | 
             return layer.rule.keep(layer, call)
     except NoBatchDimension as problem:
         if compiling:
-            layer.problem = str(problem)
+            layer.miss(str(problem), layer.broken)
         elif layer.layout is None or not row_layouts(call.input.shape, call.batch):
             layer.leave_out(str(problem))
     except Exception as error:
         if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line
-            layer.problem, layer.broken = f"its rule failed: {error}", True
+            layer.miss(f"its rule failed: {error}", broken=True)
             compiled.warn_of_failed_rule(layer.name or "the model")
         else:
             layer.fail(error)
     return None
 
 
-def _goes_into_grad() -> bool:
-    """Whether the backward under way adds to `.grad`, as `loss.backward()` does and `autograd.grad` does not.
-
-    Asked of the parameters under the node that is being computed.
-    """
-    below: Any = torch._C._current_autograd_node()
-    for node, _ in below.next_functions:
-        while node is not None and len(node.next_functions) == 1:  # a transpose or a cast of the weight
-            node = node.next_functions[0][0]
-        if node is not None and type(node).__name__ == "AccumulateGrad":
-            try:
-                return torch._C._will_engine_execute_node(node)
-            except RuntimeError:  # it will hand its gradient to the caller
-                return False
-    return True
-
-
 def _is_flat(x: Any, batch: int) -> bool:
     """Whether this is (B, n) in single precision: small models see nothing else, and to them every call counts."""
     return isinstance(x, Tensor) and x.ndim == 2 and x.shape[0] == batch and x.dtype == torch.float32
-
-
-def _source(output: Tensor) -> tuple[Any, int, torch.Size | None] | None:
-    """The node that computed this output, which of its outputs it is, and the shape to give its gradient.
-
-    A view's own node is forgotten when the view is written to (`ReLU(inplace=True)` after a linear layer on three
-    dimensions), so the node of the tensor that it views is taken. None where there is no such node.
-    """
-    if not output._is_view():
-        return None if output.grad_fn is None else (output.grad_fn, output.output_nr, None)
-    base: Any = output._base
-    of_all = base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
-    return (base.grad_fn, base.output_nr, output.shape) if of_all and base.grad_fn is not None else None
 
 
 def _flat(output: Any) -> tuple[Tensor, ...]:
@@ -268,4 +255,4 @@ def _like(output: Any, tensors: Any) -> Any:
 
 
 # Compiled in place, a layer of torch's own has no frame of its own but this hook's.
-compiled.run_as_it_is(LayerHook.__call__)
+run_as_it_is(LayerHook.__call__)

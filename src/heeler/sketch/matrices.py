@@ -133,7 +133,7 @@ class Matrix:
         size = signs.shape[1] * xp.shape[2]
         if size == self.dim and sums is not None:
             if sums.parts is None:
-                sums.parts = fused.contract(g, signs, xp, first, blocks)
+                sums.begin_parts(fused.contract(g, signs, xp, first, blocks))
                 return None
             if sums.parts.shape == fused.parts_shape(g.shape[0], g.shape[1], size):
                 fused.contract_into(sums.parts, g, signs, xp, first, blocks)
@@ -149,7 +149,7 @@ class Matrix:
         if sums.total is None and gp.ndim == 2 and self.k_grad * self.k_input == self.dim:
             gp = gp * sums.factor  # the first part, and often the only one: what is written is the sum
             left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
-            sums.total = (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1)
+            sums.begin((left.unsqueeze(2) * right.unsqueeze(1)).flatten(1))
             return None
         left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
         add_outer(sums.room(), 0, left, right, sums.factor)

@@ -48,13 +48,25 @@ class SketchedLayer:
     noise: float = 0.0
     """How much its input differs from run to run on the same examples, by that test: see `row_ownership`."""
 
+    def lie(self, layout: RowLayout | None) -> None:
+        """A test has told how its input holds the examples; None: no test has."""
+        self.layout = layout
+
+    def measure(self, noise: float) -> None:
+        self.noise = noise
+
+    def miss(self, problem: str, broken: bool) -> None:
+        """A call of it has no part in sketches; broken: nor has any other."""
+        self.problem, self.broken = problem, broken
+
     def leave_out(self, reason: str) -> None:
         """From now on it has no part in sketches; said once."""
         leave_out([self], reason)
 
     def take_in(self) -> None:
         """It was left out, and has its part in sketches again; how its input lies is tested once more."""
-        self.problem, self.broken, self.layout = "", False, None
+        self.miss("", broken=False)
+        self.lie(None)
 
     def fail(self, error: Exception) -> None:
         """A rule's error costs the sketch this layer, never the training run its step."""
@@ -68,7 +80,7 @@ class SketchedLayer:
         found = {}
         for local, parameter in self.parameters.items():
             owner, _, name = local.rpartition(".")
-            other = self.module.get_submodule(owner)._parameters.get(name)
+            other = getattr(self.module.get_submodule(owner), name, None)
             found[local] = parameter
             if isinstance(other, nn.Parameter) and other.is_leaf and other.shape == parameter.shape:
                 found[local] = other
@@ -96,6 +108,12 @@ class SketchedLayer:
                 return matrix.of_bias(gradient)
         raise KeyError(local)
 
+    def sketch_with(self, matrices: list[AnyMatrix], vectors: dict[str, AnyVector], device: torch.device) -> None:
+        """Its projections, or its places in the exact gradient."""
+        self.matrices, self.vectors = matrices, vectors
+        self.like = torch.empty(0, dtype=next(iter(self.parameters.values())).dtype)
+        self.move(device)
+
     def move(self, device: torch.device) -> None:
         for part in (*self.matrices, *self.vectors.values()):
             part.move(device)
@@ -105,7 +123,7 @@ def leave_out(layers: list[SketchedLayer], reason: str) -> None:
     """Leave layers out of the sketches from now on, and say so in one sentence."""
     layers = [layer for layer in layers if not layer.broken]
     for layer in layers:
-        layer.problem, layer.broken = reason, True
+        layer.miss(reason, broken=True)
     if layers:
         names = ", ".join(layer.name or "the model" for layer in layers[:4])
         names += f" and {len(layers) - 4} more layers" if len(layers) > 4 else ""
@@ -180,7 +198,8 @@ def _drop_half_seen(
 
     A shared bias meets a row projection of each weight, so its parts could not be added up.
     """
-    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    own = [module.named_parameters(recurse=False, remove_duplicate=False) for module in model.modules()]
+    owners = Counter(id(p) for named in own for _, p in named)
     seen = Counter(id(p) for layer in layers for p in layer.parameters.values())
     for layer in layers:
         biases = {spec.bias for spec in layer.rule.matrices}
@@ -209,7 +228,7 @@ def _settle_hidden(layers: list[SketchedLayer]) -> None:
         return replace(spec, hidden=spec.hidden and last is not None and layer is not last and not tied)
 
     for layer in layers:
-        layer.rule.matrices = [settled(layer, spec) for spec in layer.rule.matrices]
+        layer.rule.settle([settled(layer, spec) for spec in layer.rule.matrices])
 
 
 def last_layer(layers: list[SketchedLayer]) -> SketchedLayer | None:
@@ -226,11 +245,12 @@ def draw(layers: list[SketchedLayer], found: Survey, dim: int, seed: int, device
     """Give every layer its random projections. Tied parameters share a name, so they share projections."""
     for layer in layers:
         key: dict[str | None, str] = {local: found.names[id(p)] for local, p in layer.parameters.items()}
-        layer.matrices = [Matrix(s, dim, seed, key.get(s.weight), key.get(s.bias)) for s in layer.rule.matrices]
-        layer.vectors = {
-            local: Vector(size, dim, seed, key[local]) for local, size in layer.rule.vectors.items() if local in key
-        }
-        _finish(layer, device)
+        sizes = layer.rule.vectors.items()
+        layer.sketch_with(
+            [Matrix(s, dim, seed, key.get(s.weight), key.get(s.bias)) for s in layer.rule.matrices],
+            {local: Vector(size, dim, seed, key[local]) for local, size in sizes if local in key},
+            device,
+        )
 
 
 def lay_out(layers: list[SketchedLayer], found: Survey, device: torch.device) -> None:
@@ -242,14 +262,11 @@ def lay_out(layers: list[SketchedLayer], found: Survey, device: torch.device) ->
             dim += parameter.numel()
     for layer in layers:
         at: dict[str | None, int] = {local: offsets[found.names[id(p)]] for local, p in layer.parameters.items()}
-        layer.matrices = [ExactMatrix(s, dim, at.get(s.weight), at.get(s.bias)) for s in layer.rule.matrices]
-        layer.vectors = {local: ExactVector(dim, at[local]) for local in layer.rule.vectors if local in at}
-        _finish(layer, device)
-
-
-def _finish(layer: SketchedLayer, device: torch.device) -> None:
-    layer.like = torch.empty(0, dtype=next(iter(layer.parameters.values())).dtype)
-    layer.move(device)
+        layer.sketch_with(
+            [ExactMatrix(s, dim, at.get(s.weight), at.get(s.bias)) for s in layer.rule.matrices],
+            {local: ExactVector(dim, at[local]) for local in layer.rule.vectors if local in at},
+            device,
+        )
 
 
 def tied_groups(layers: list[SketchedLayer]) -> list[list[SketchedLayer]]:

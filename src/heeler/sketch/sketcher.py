@@ -12,11 +12,12 @@ from heeler.sketch import compiled
 from heeler.sketch.budget import Layers, choose, prices
 from heeler.sketch.coverage import Coverage, Line
 from heeler.sketch.layer_hooks import LayerHook
-from heeler.sketch.listener import Nobody, SketchListener
 from heeler.sketch.matrices import AnyMatrix, AnyVector
+from heeler.sketch.passes import Nobody, SketchListener
 from heeler.sketch.recorder import Recorder
 from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf
 from heeler.sketch.sketched_layer import clean_name, draw, lay_out, survey
+from heeler.torch_private import compile_anew, is_compiled, unwrapped, version
 
 Dim = int | Callable[[int], int]
 BatchDim = int | SizeOf
@@ -29,7 +30,7 @@ class Sketcher:
     backwards through one forward add up as long as the pass has not been popped; what comes later is forgotten.
 
     Args:
-        model: any module; attach before its first compiled call.
+        model: any module. What was compiled of it before is compiled once more, with the hooks.
         listener: told about forwards and backwards.
         dim: K, how many numbers a sketch has, or a function that tells it from the number of covered parameters. Where
             K is at least that number, the sketch is the exact gradient, and `sketcher.dim` is that number. Otherwise a
@@ -60,8 +61,10 @@ class Sketcher:
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
-        compiled.refuse_if_called(model)
-        root = getattr(model, "_orig_mod", model)
+        self._is_compiled = is_compiled(model)
+        if self._is_compiled and not compile_anew(model):
+            raise compiled.HooksNotTraced(f"a compiled model has been called before. {compiled.ADVICE}")
+        root = unwrapped(model)
         found = survey(root)
         if not found.parameters:
             raise ValueError("the model has no trainable parameter to sketch")
@@ -72,7 +75,6 @@ class Sketcher:
             layers = "all"
         # Layers cost what those of a sketch would that is not exact, and leaves some out.
         length = length_of(1 << 60)
-        self._is_compiled = compiled.is_compiled(model)
         self._layers = choose(found.layers, layers, length, device, self._is_compiled)
         count = found.count(self._layers)
         if not count:
@@ -97,8 +99,8 @@ class Sketcher:
             scaler=scaler,
             exact=self.exact,
             listener=Nobody() if listener is None else listener,
+            is_compiled=self._is_compiled,
         )
-        self._recorder.is_compiled = self._is_compiled
         size_of = batch_dim if callable(batch_dim) else None
         begin = BeginHook(self._recorder, size_of)
         self._handles = [root.register_forward_pre_hook(begin, with_kwargs=True, prepend=True)]
@@ -159,7 +161,7 @@ class Sketcher:
     @property
     def weights_version(self) -> int:
         """Changes with every step of an optimizer."""
-        return sum(p._version for p in self._survey.parameters.values())
+        return version(self._survey.parameters.values())
 
     @property
     def sketched(self) -> list[str]:
@@ -210,17 +212,21 @@ class Sketcher:
         """Leave out exactly these layers, by name, as a run did that is gone on with; take the others in again."""
         for layer in self._layers:
             if layer.name in names:
-                layer.problem, layer.broken = names[layer.name], True
+                layer.miss(names[layer.name], broken=True)
             elif layer.broken:
                 layer.take_in()
                 self._recorder.checks.meet_new()
 
+    def leave_out(self, names: dict[str, str]) -> None:
+        """Leave these layers out, too."""
+        self.set_left_out({**self.left_out, **names})
+
     def detach(self) -> None:
-        """Remove every hook; the model is as it was."""
-        self._recorder.detach()
-        for handle in self._handles:
+        """Remove every hook; the model is as it was. Nothing of it, of a loss or of the listener's is held any more."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
             handle.remove()
-        self._handles = []
+        self._recorder.close()
 
 
 def _length_of(dim: Dim) -> Callable[[int], int]:

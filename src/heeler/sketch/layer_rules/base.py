@@ -94,6 +94,10 @@ class LayerRule:
         """Fill `matrices` and `vectors`, or raise LeftOut."""
         raise NotImplementedError
 
+    def settle(self, matrices: list[MatrixSpec]) -> None:
+        """The same matrices, with what the whole model tells of them."""
+        self.matrices = matrices
+
     def rows(self, call: Call) -> Tensor:
         """The call's input as this rule splits it, (B, ...)."""
         return call.split(call.input)
