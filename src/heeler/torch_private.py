@@ -114,6 +114,18 @@ def current_stream(device: torch.device) -> int | None:
     return torch.cuda.current_stream(device).cuda_stream if _raw_stream is None else _raw_stream(device.index)
 
 
+# Modules
+
+BATCH_NORM: type[nn.Module] = _part("nn.modules.batchnorm._BatchNorm", nn.BatchNorm2d)
+"""The base class of batch norms. Without it those of one and three dimensions mix the examples of a test, and layers
+behind them are left out."""
+
+
+def explicit_padding(convolution: nn.Module) -> list[int] | None:
+    """What `F.pad` is given where a convolution does not pad with zeros; None where it does not tell: left out then."""
+    return getattr(convolution, "_reversed_padding_repeated_twice", None)
+
+
 # The compiler
 
 _frames: Any = _part("_C._dynamo.eval_frame", None)

@@ -200,7 +200,7 @@ class Checks:
             leave_out(gone, "another module stands in its place since the model was attached")
             self.left_out()
         if not is_sharded(model):
-            self.check = Checksum(self.layers, self.exact, self._settled)
+            self.check = Checksum(self.layers, self.exact, self._settled, lambda: self._tainted)
             self.check.allow_half(in_half)
 
     def note_half(self) -> None:

@@ -62,6 +62,10 @@ class EagerPasses:
         if slot is None or not (slot.ignored or (recorder.running and self.thread == get_ident())):
             return None
         recorder.leave()
+        if slot.ignored:
+            for node in {tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None}:
+                node.register_prehook(lambda grads: recorder.announce(slot))
+            return None
         return _mark(output, recorder, slot) if slot.replayed else None
 
     def leaf(self, slot: Slot) -> Tensor:
@@ -145,6 +149,14 @@ class _Collector:
         recorder.collect(self.owner, leaf, compiled=bool(self.rows))
         if self.rows and not recorder.closed:
             recorder.eager.take_back(leaf, self)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """Those in nested dicts, tuples and lists."""
+    if isinstance(output, Tensor):
+        return [output]
+    items = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
 
 
 def _mark(output: Any, recorder: Recorder, slot: Slot) -> Any:

@@ -51,7 +51,8 @@ class LayerHook(ModelHook):
         if compiling and not (torch.is_grad_enabled() and recorder.running):
             return None  # before anything else is read: the compiler guards what is, and this is the unsketched variant
         if recorder.checks.row_test is not None:
-            recorder.checks.row_test.see(layer, args, kwargs)
+            if transform() is None:
+                recorder.checks.row_test.see(layer, args, kwargs)
             return None
         slot = recorder.current
         if slot is None or (layer.broken and id(layer) not in slot.recomputed):

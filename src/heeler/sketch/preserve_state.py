@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from heeler.torch_private import BATCH_NORM
+
 
 @contextmanager
 def preserve_state(model: nn.Module) -> Iterator[Callable[[], None]]:
@@ -46,7 +48,7 @@ def preserve_state(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 def _still(module: Any) -> None:
     """Have a norm over the batch use statistics of its own."""
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+    if isinstance(module, BATCH_NORM) and module.running_mean is None:
         like = next(iter(module.parameters()), torch.empty(0))
         module.running_mean = torch.zeros(module.num_features, device=like.device)
         module.running_var = torch.ones(module.num_features, device=like.device)

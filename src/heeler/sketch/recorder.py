@@ -107,11 +107,11 @@ class Recorder:
             self.current.owner.spoil()
 
     def announce(self, slot: Slot) -> None:
-        """A backward begins in which a checkpoint will run parts of a forward again, or a backward of its own."""
+        """A backward reaches a forward of which a checkpoint may run parts again, or a backward of its own."""
         self.current = slot
         at_end_of_backward(lambda: self._end_replay(slot))
-        if self.checks.check is not None and not slot.ignored:
-            self.checks.check.task()
+        if self.checks.check is not None:
+            (self.checks.check.taint if slot.ignored else self.checks.check.task)()
 
     def _end_replay(self, slot: Slot) -> None:
         """What runs from now on is no part of this forward."""

@@ -32,7 +32,7 @@ class AttentionRule(LayerRule):
             raise LeftOut("attention dropout: the mask that was drawn cannot be drawn again")
         if module.bias_k is not None or module.add_zero_attn:
             raise LeftOut("add_bias_kv and add_zero_attn are not supported")
-        if not module._qkv_same_embed_dim:
+        if module.in_proj_weight is None:
             raise LeftOut("kdim and vdim other than embed_dim are not supported")
         self.module = module
         d = module.embed_dim

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
 from heeler.sketch.examples import Examples
-from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, guess_positions, register
+from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, LeftOut, guess_positions, register
 from heeler.sketch.matrices import ExactMatrix, MatrixSpec
+from heeler.torch_private import explicit_padding
 
 if TYPE_CHECKING:
     from heeler.sketch.sketched_layer import SketchedLayer
@@ -28,7 +29,9 @@ class ConvRule(LayerRule):
         self.kernel = tuple(module.kernel_size)
         self.geometry = (module.stride, module.padding, module.dilation, module.groups)
         self.pad_mode = module.padding_mode
-        self.pads = module._reversed_padding_repeated_twice
+        self.pads = explicit_padding(module)
+        if self.pad_mode != "zeros" and self.pads is None:
+            raise LeftOut(f"padding_mode={self.pad_mode!r} of a version of PyTorch that does not tell its padding")
         self.per_group = module.in_channels // module.groups
         cols = math.prod(module.weight.shape[1:])
         bias = None if module.bias is None else "bias"
