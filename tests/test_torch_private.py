@@ -133,6 +133,17 @@ def test_node_of() -> None:
     assert torch_private.node_of(torch.ones(2)) is None
 
 
+@pytest.mark.parametrize("write", [False, True])
+def test_source_of(write: bool) -> None:
+    seen: list[int] = []
+    out = nn.Linear(3, 4)(torch.ones(2, 3)).sin()[:, 1:3]
+    torch_private.source_of(out).register_prehook(lambda grads: seen.append(1))
+    if write:
+        out.mul_(2)
+    out.sum().backward()
+    assert seen == [1]
+
+
 def test_accumulator() -> None:
     weight, seen = nn.Parameter(torch.ones(2)), []
     node = torch_private.accumulator(weight)

@@ -88,6 +88,15 @@ def node_of(output: Tensor) -> tuple[Any, int, torch.Size | None] | None:
     return (base.grad_fn, base.output_nr, output.shape) if of_all and base.grad_fn is not None else None
 
 
+def source_of(tensor: Tensor) -> Any:
+    """A node that every backward through this tensor reaches, whatever is written into it later; None without one.
+
+    Where the tensor is a view, that is the node of what it views: see `node_of`.
+    """
+    base: Any = tensor._base if tensor._is_view() else None
+    return tensor.grad_fn if base is None or base.grad_fn is None else base.grad_fn
+
+
 def accumulator(parameter: Tensor) -> Any:
     """The node that adds to a parameter's `.grad`. Autograd holds it weakly, so the caller has to hold it.
 
@@ -182,10 +191,10 @@ def compile_anew(model: nn.Module) -> bool:
     and its hooks would never be called. Only what is forgotten here is compiled once more. From then on the compiler
     also guards whether a module has hooks. False if there is such code and it cannot be forgotten.
     """
-    config = getattr(torch._dynamo, "config", None)
+    config: Any = getattr(torch._dynamo, "config", None)
     if hasattr(config, "skip_nnmodule_hook_guards"):
         config.skip_nnmodule_hook_guards = False
-    entries = getattr(_frames, "_debug_get_cache_entry_list", lambda code: [])
+    entries: Any = getattr(_frames, "_debug_get_cache_entry_list", lambda code: [])
     stale = [code for code in _entry_codes(model) if entries(code)]
     if stale and not hasattr(_frames, "reset_code"):
         return False

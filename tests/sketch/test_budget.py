@@ -18,7 +18,7 @@ from heeler.sketch import Sketcher
 from heeler.sketch.budget import MACHINES
 from heeler.sketch.layer_rules.linear import LinearRule
 from heeler.sketch.projection import projection, random_signs, split_dim, split_for
-from heeler.sketch.sketched_layer import survey
+from heeler.sketch.survey import survey
 
 
 def test_budget_buys_more_layers_and_keeps_tied_ones_together() -> None:

@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from heeler.sketch.layer_rules.base import Cost
-from heeler.sketch.sketched_layer import SketchedLayer, has_tokens, last_layer, tied_groups
+from heeler.sketch.sketched_layer import SketchedLayer
+from heeler.sketch.survey import has_tokens, last_layer, tied_groups
 
 Layers = str | Callable[[str, nn.Module], bool] | None
 

@@ -187,12 +187,15 @@ class Checks:
 
     def look(self, device: torch.device) -> None:
         """Begin to look whether parts add up, if it is time."""
+        due = self._checks_left > 0 and self._looks_left > 0
+        if self.check is None and not due:
+            return
         in_half = self.in_half or torch.is_autocast_enabled(device.type)
         if self.check is not None:
             self.check.allow_half(in_half)
             return
         model = self._model()
-        if self._checks_left <= 0 or self._looks_left <= 0 or model is None:
+        if model is None:
             return
         present = {id(module) for module in model.modules()}
         gone = [layer for layer in self.layers if id(layer.module) not in present and not layer.broken]

@@ -15,16 +15,15 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from heeler.sketch.sketched_layer import SketchedLayer, tied_groups
+from heeler.sketch.passes import Pass
+from heeler.sketch.sketched_layer import SketchedLayer
+from heeler.sketch.survey import tied_groups
 from heeler.torch_private import accumulator, at_end_of_backward, graph_task
-
-if TYPE_CHECKING:
-    from heeler.sketch.passes import Pass
 
 TOLERANCE = 1e-3
 """Of what the parts and the gradient are large."""

@@ -39,7 +39,7 @@ class CompiledPasses:
         """Of compiled forwards whose gradients have not come."""
         self._hears_forwards = False
         """A hook outside the compiled code is told as its forwards begin."""
-        self._announced = False
+        self.announced = False
         """It was told of the forward under way, which may run the model's own hooks outside the compiled code, too."""
         self._counter: _BackwardCounter | None = None
 
@@ -52,21 +52,20 @@ class CompiledPasses:
         while batch > capacity:
             capacity = max(8, 2 * capacity)
         if capacity > armed or device != recorder.device:
-            compiled.prepare(recorder.key, capacity, device.type, -1 if device.index is None else device.index)
-        compiled.look(recorder.key)
+            index = -1 if device.index is None else device.index
+            compiled.call(recorder.key, "prepare", capacity, device.type, index)
+        compiled.call(recorder.key, "look")
         depth = self.depth
         slot = self.slots[depth]
         slot.take(batch, Examples(batch, recorder.batch_dim, [] if inputs is None else [inputs.shape]))
         self.depth = min(depth + 1, SLOTS - 1)
         recorder.enter(slot)
 
-    def end(self, output: Any) -> Any:
+    def end(self, output: Any) -> None:
         slot = self.recorder.current
-        if slot is None:
-            return None
-        self.recorder.leave()
-        slot.rest()
-        return None
+        if slot is not None:
+            self.recorder.leave()
+            slot.rest()
 
     def leaf(self, slot: Slot) -> Tensor:
         assert slot.leaf is not None
@@ -80,7 +79,7 @@ class CompiledPasses:
 
     def announce(self, batch: int, inputs: Tensor | None) -> None:
         """A compiled forward is about to run: its stamp waits for the first gradient."""
-        self._announced = True
+        self.announced = True
         if self.recorder.sketching:
             self._stamps.append(self.recorder.listener.forward_begins(batch, inputs))
             del self._stamps[:-SLOTS]
@@ -88,12 +87,12 @@ class CompiledPasses:
 
     def announced_stamp(self) -> tuple[Any] | None:
         """The stamp of a forward that was announced and turns out to run eagerly; None where it was not."""
-        return (self._stamps.pop(),) if self.hush() and self._stamps else None
+        announced, self.announced = self.announced, False
+        return (self._stamps.pop(),) if announced and self._stamps else None
 
-    def hush(self) -> bool:
-        """No announced forward is under way any more; whether one was."""
-        announced, self._announced = self._announced, False
-        return announced
+    def hush(self) -> None:
+        """No announced forward is under way any more."""
+        self.announced = False
 
     def arm(self, capacity: int) -> None:
         """Put a fresh leaf of `capacity` rows into every slot."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from heeler.sketch.sketched_layer import survey
+from heeler.sketch.survey import survey
 from heeler.torch_private import unwrapped
 
 

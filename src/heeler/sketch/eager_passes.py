@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from heeler.sketch.examples import Sums
 from heeler.sketch.passes import Pass, Slot
-from heeler.sketch.tap import Marker
-from heeler.torch_private import at_end_of_backward, current_stream, mark_static
+from heeler.torch_private import at_end_of_backward, current_stream, mark_static, source_of
 
 if TYPE_CHECKING:
     from heeler.sketch.recorder import Recorder
@@ -38,11 +37,12 @@ class EagerPasses:
         disturbed = recorder.running and self.thread != thread
         if disturbed:  # two threads are in one model: the layers of one would be taken for the other's
             recorder.disturb()
-        stamp = recorder.compiled.announced_stamp()
+        stamp = recorder.compiled.announced_stamp() if recorder.compiled.announced else None
         if stamp is None:
             stamp = (recorder.listener.forward_begins(batch, inputs),)
-        owner = recorder.new_pass(batch, [] if inputs is None else [inputs.shape], stamp[0])
-        owner.open(not model.training, disturbed or not recorder.checks.can_split)
+        owner = recorder.new_pass(batch, [] if inputs is None else [inputs.shape], stamp[0], not model.training)
+        if disturbed or not recorder.checks.can_split:
+            owner.spoil()
         recorder.checks.look(recorder.device)
         slot, kind = Slot(None, owner), recorder.device.type
         if kind == "cuda" or torch.is_autocast_enabled(kind):
@@ -57,16 +57,14 @@ class EagerPasses:
         self.recorder.checks.taint()
         self.recorder.hold(Slot(None, self.recorder.new_pass(0, [], None)).ignore())
 
-    def end(self, output: Any) -> Any:
+    def end(self, output: Any) -> None:
         recorder, slot = self.recorder, self.recorder.current
         if slot is None or not (slot.ignored or (recorder.running and self.thread == get_ident())):
-            return None
+            return
         recorder.leave()
-        if slot.ignored:
-            for node in {tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None}:
+        if slot.replayed or slot.ignored:
+            for node in {source_of(tensor) for tensor in _tensors(output)} - {None}:
                 node.register_prehook(lambda grads: recorder.announce(slot))
-            return None
-        return _mark(output, recorder, slot) if slot.replayed else None
 
     def leaf(self, slot: Slot) -> Tensor:
         if slot.leaf is not None:
@@ -86,10 +84,10 @@ class EagerPasses:
             check.taint()
         if counts and check is None:
             sums = Sums(owner.examples.batch, recorder.dim, owner.factor, device)
-            owner.collect_in(sums)  # a new one: a backward that did not come to its end may have left some
+            owner.examples.add_to(sums)  # a new one: a backward that did not come to its end may have left some
             at_end_of_backward(lambda: recorder.file(owner, sums.take()))
         elif counts:
-            owner.collect_in(None)
+            owner.examples.add_to(None)
 
     def lend_leaf(self) -> None:
         """Compiled code is being traced inside a forward: give it its leaf now, and from now on as a forward begins."""
@@ -157,17 +155,3 @@ def _tensors(output: Any) -> list[Tensor]:
         return [output]
     items = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
     return [tensor for item in items for tensor in _tensors(item)]
-
-
-def _mark(output: Any, recorder: Recorder, slot: Slot) -> Any:
-    """Put a Marker on every output that carries gradients."""
-    if isinstance(output, Tensor):
-        return Marker.apply(lambda: recorder.announce(slot), output) if output.requires_grad else output
-    if isinstance(output, dict):
-        for name in list(output):
-            output[name] = _mark(output[name], recorder, slot)
-        return output
-    if isinstance(output, (tuple, list)):
-        items = [_mark(item, recorder, slot) for item in output]
-        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
-    return output

@@ -13,17 +13,17 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 
 from heeler.sketch import compiled
-from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension, RowLayout, row_layouts
 from heeler.sketch.checksum import HALF
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension, RowLayout, row_layouts
 from heeler.sketch.layer_rules.base import Call
 from heeler.sketch.matrices import AnyMatrix
-from heeler.sketch.model_hook import ModelHook
 from heeler.sketch.passes import Pass, Passes, Slot
 from heeler.sketch.recorder import Recorder
+from heeler.sketch.root_hooks import ModelHook
 from heeler.sketch.sketched_layer import SketchedLayer
 from heeler.sketch.tap import Tap
 from heeler.torch_private import (
@@ -47,8 +47,8 @@ class LayerHook(ModelHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         recorder, layer = self.recorder, self.layer
-        compiling = torch.compiler.is_compiling()
-        if compiling and not (torch.is_grad_enabled() and recorder.running):
+        compiling = is_compiling()
+        if compiling and not (is_grad_enabled() and recorder.running):
             return None  # before anything else is read: the compiler guards what is, and this is the unsketched variant
         if recorder.checks.row_test is not None:
             if transform() is None:
@@ -61,24 +61,19 @@ class LayerHook(ModelHook):
             slot.examples.note(output.shape)
         if compiling:
             if isinstance(output, Tensor) and output.dtype in HALF:
-                compiled.note_half(recorder.key)
-            compiled.lend_leaf(recorder.key)
-            return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)), recorder.compiled)
-        if transform() is not None:
+                compiled.call(recorder.key, "note_half")
+            compiled.call(recorder.key, "lend_leaf")
+            return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
+        if slot.ignored or transform() is not None:
             return None
         in_forward = on_node = recorder.running and recorder.eager.thread == get_ident()
-        if not torch.is_grad_enabled():
-            if in_forward or slot.ignored:
+        if not is_grad_enabled():
+            if in_forward:
                 slot.replay()  # a reentrant checkpoint runs its forward without gradients first
-            return None
-        saving = saving_hooks(True) is not None  # in a checkpoint of the other kind
-        if slot.ignored:
-            if saving:
-                slot.replay()
             return None
         if not in_forward and graph_task() == -1:  # neither in the model's forward nor run again by a checkpoint
             return None
-        if saving:  # which must see the same saved both times
+        if saving_hooks(True) is not None:  # a checkpoint of the other kind, which must see the same saved both times
             slot.replay()
             on_node = False
             if not in_forward:
@@ -96,50 +91,84 @@ class LayerHook(ModelHook):
         if not output.requires_grad:
             return None
         source = node_of(output)
-        if source is None or slot.stream != current_stream(output.device):
+        on_gpu = output.is_cuda or slot.stream is not None
+        if source is None or (on_gpu and slot.stream != current_stream(output.device)):
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         node, number, shape = source
         known = slot.autocast is None and layer.layout in (None, BATCH_FIRST)
         matrix = self.matrix if known and args and _is_flat(args[0], slot.examples.batch) else None
         if matrix is not None:
-            kept = _project(layer, matrix, args[0])
+            kept = self._project(matrix, args[0])
         else:
-            kept = _keep(layer, slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
-        if kept is not None:
-            node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape, layer.layout))
-        elif layer.broken:
-            recorder.checks.spoil(slot.owner)
-        else:  # it lies in another way than it did
-            recorder.checks.meet_untested(layer, slot.owner)
+            kept = self._keep(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
+        if kept is None:
+            return self._miss(slot)
+        node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape, layer.layout))
         return None
 
-    def _tap(self, slot: Slot, call: Call, passes: Passes | None = None) -> Any:
+    def _miss(self, slot: Slot) -> None:
+        """A call's input cannot be kept: the rule failed, or the examples lie in another way than they did."""
+        checks = self.recorder.checks
+        if self.layer.broken:
+            checks.spoil(slot.owner)
+        else:
+            checks.meet_untested(self.layer, slot.owner)
+
+    def _tap(self, slot: Slot, call: Call) -> Any:
         """The output with a `Tap` on it; None where it cannot be sketched."""
+        recorder, compiling = self.recorder, is_compiling()
         output, examples = call.output, call.examples
         single = isinstance(output, Tensor)
         outputs = (output,) if single else _flat(output)
         if not outputs or not outputs[0].requires_grad:
             return None
-        if not torch.compiler.is_compiling():  # there is no place to add a part to in compiled code
-            # Not the pass's own: a tap's part is returned to autograd, never added in place.
-            note_tap = self.recorder.checks.note_tap
+        if not compiling:  # not the pass's own: a tap's part is returned to autograd, never added in place
+            note_tap = recorder.checks.note_tap
             examples = Examples(examples.batch, examples.batch_dim, examples.shapes, examples.layout, note_tap=note_tap)
-        kept = _keep(self.layer, slot, call)
+        kept = self._keep(slot, call)
         if kept is None:
-            if torch.compiler.is_compiling():
-                return None
-            if self.layer.broken:
-                self.recorder.checks.spoil(slot.owner)
-            else:
-                self.recorder.checks.meet_untested(self.layer, slot.owner)
-            return None
+            return None if compiling else self._miss(slot)
         if slot.replayed:
             slot.recomputed[id(self.layer)] = examples.layout
-        leaf = (self.recorder.eager if passes is None else passes).leaf(slot)
+        passes: Passes = recorder.compiled if compiling else recorder.eager
+        leaf = passes.leaf(slot)
         if leaf.shape[0] != examples.batch:
             leaf = leaf[: examples.batch]
-        tapped = Tap.apply(self.layer, examples, self.recorder.mean, leaf, len(outputs), *outputs, *kept)
+        tapped = Tap.apply(self.layer, examples, recorder.mean, leaf, len(outputs), *outputs, *kept)
         return tapped if single else _like(output, iter(tapped if len(outputs) > 1 else (tapped,)))
+
+    def _project(self, matrix: AnyMatrix, x: Tensor) -> tuple[Tensor, ...] | None:
+        """What `_keep` gives for a linear layer and one token per example, without asking its rule."""
+        try:
+            return (matrix.input(x.detach()),)
+        except Exception as error:
+            self.layer.fail(error)
+            return None
+
+    def _keep(self, slot: Slot, call: Call) -> tuple[Tensor, ...] | None:
+        """The rule's `keep`; None if the call cannot be sketched."""
+        layer, compiling = self.layer, is_compiling()
+        try:
+            if compiling:
+                with torch.no_grad():
+                    return layer.rule.keep(layer, call)
+            if slot.autocast is None:
+                return layer.rule.keep(layer, call)
+            # The input as it is: autocast would copy all of it once more (compiled, the copy is shared).
+            with torch.autocast(slot.autocast, enabled=False):
+                return layer.rule.keep(layer, call)
+        except NoBatchDimension as problem:
+            if compiling:
+                layer.miss(str(problem), layer.broken)
+            elif layer.layout is None or not row_layouts(call.input.shape, call.batch):
+                layer.leave_out(str(problem))
+        except Exception as error:
+            if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line
+                layer.miss(f"its rule failed: {error}", broken=True)
+                compiled.call(self.recorder.key, "warn_of_failed_rule", layer.name or "the model")
+            else:
+                layer.fail(error)
+        return None
 
 
 @dataclass(eq=False, slots=True)
@@ -171,7 +200,7 @@ class _NodeHook:
             self.kept = ()
         if self.shape is not None:
             g = g.reshape(self.shape)
-        if torch.is_grad_enabled():  # backward(create_graph=True)
+        if is_grad_enabled():  # backward(create_graph=True)
             with torch.no_grad():
                 self._add(g.detach(), kept)
         else:
@@ -181,10 +210,10 @@ class _NodeHook:
         layer, matrix, owner, check = self.layer, self.matrix, self.owner, self.recorder.checks.check
         if layer.broken:
             return
-        examples = owner.examples.under(self.layout)
+        examples = owner.examples
         try:
             if matrix is None:
-                part = layer.rule.sketch(layer, examples, (g,), *kept)
+                part = layer.rule.sketch(layer, examples.under(self.layout), (g,), *kept)
             else:
                 part = matrix.deliver(examples, matrix.grad(g), kept[0])
             if part is not None and examples.sums is not None:
@@ -194,41 +223,6 @@ class _NodeHook:
         except Exception as error:
             layer.fail(error)
             self.recorder.checks.spoil(owner)
-
-
-def _project(layer: SketchedLayer, matrix: AnyMatrix, x: Tensor) -> tuple[Tensor, ...] | None:
-    """What `_keep` gives for a linear layer and one token per example, without asking its rule."""
-    try:
-        return (matrix.input(x.detach()),)
-    except Exception as error:
-        layer.fail(error)
-        return None
-
-
-def _keep(layer: SketchedLayer, slot: Slot, call: Call) -> tuple[Tensor, ...] | None:
-    """The rule's `keep`; None if the call cannot be sketched."""
-    compiling = torch.compiler.is_compiling()
-    try:
-        if compiling:
-            with torch.no_grad():
-                return layer.rule.keep(layer, call)
-        if slot.autocast is None:
-            return layer.rule.keep(layer, call)
-        # The input as it is: autocast would copy all of it once more (compiled, the copy is shared).
-        with torch.autocast(slot.autocast, enabled=False):
-            return layer.rule.keep(layer, call)
-    except NoBatchDimension as problem:
-        if compiling:
-            layer.miss(str(problem), layer.broken)
-        elif layer.layout is None or not row_layouts(call.input.shape, call.batch):
-            layer.leave_out(str(problem))
-    except Exception as error:
-        if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line
-            layer.miss(f"its rule failed: {error}", broken=True)
-            compiled.warn_of_failed_rule(layer.name or "the model")
-        else:
-            layer.fail(error)
-    return None
 
 
 def _is_flat(x: Any, batch: int) -> bool:

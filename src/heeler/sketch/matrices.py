@@ -12,7 +12,6 @@ array: their cross terms have mean zero. In the exact mode R and C are identitie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heeler.sketch import fused
+from heeler.sketch.examples import Examples, Sums
 from heeler.sketch.projection import (
     Constant,
     Projection,
@@ -30,9 +30,6 @@ from heeler.sketch.projection import (
     random_signs,
     split_for,
 )
-
-if TYPE_CHECKING:
-    from heeler.sketch.examples import Examples, Sums
 
 
 @dataclass(frozen=True)

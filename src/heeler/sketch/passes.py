@@ -6,8 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from heeler.sketch.batch import RowLayout
-from heeler.sketch.examples import Examples, Sums
+from heeler.sketch.examples import Examples, RowLayout
 
 
 class SketchListener(Protocol):
@@ -46,8 +45,8 @@ class Passes(Protocol):
     def begin(self, model: nn.Module, batch: int, inputs: Tensor | None) -> None:
         """A forward of `batch` examples begins that is sketched. inputs: the model's first tensor argument."""
 
-    def end(self, output: Any) -> Any:
-        """A forward ends; returns what to return in place of its output, or None."""
+    def end(self, output: Any) -> None:
+        """A forward ends; output: None where it failed."""
 
     def leaf(self, slot: Slot) -> Tensor:
         """(B or more, K): what the taps of a pass hang on. Its gradient is their sketch; nobody reads its values."""
@@ -57,14 +56,13 @@ class Passes(Protocol):
 
 
 class Pass:
-    """What is known of one forward. Must not refer to its leaf: the leaf's hook refers to the pass."""
+    """What is known of one forward. Must not refer to its leaf: the leaf's hook refers to the pass.
 
-    def __init__(self, order: int, examples: Examples, factor: int, stamp: Any = None) -> None:
-        self.order, self.examples, self.factor = order, examples, factor
-        self.stamp = stamp
-        """What the listener returned as the forward began."""
-        self.in_eval = False
-        """The model was in evaluation mode."""
+    stamp: what the listener returned as it began. in_eval: the model was in evaluation mode.
+    """
+
+    def __init__(self, order: int, examples: Examples, factor: int, stamp: Any, in_eval: bool) -> None:
+        self.order, self.examples, self.factor, self.stamp, self.in_eval = order, examples, factor, stamp, in_eval
         self.spoiled = False
         """A layer was left out while it ran: its sketch is not filed."""
         self.sketch: Tensor | None = None
@@ -74,9 +72,6 @@ class Pass:
         self.counts = False
         """Whether that one's gradients belong to the sketch."""
 
-    def open(self, in_eval: bool, spoiled: bool) -> None:
-        self.in_eval, self.spoiled = in_eval, spoiled
-
     def spoil(self) -> None:
         self.spoiled = True
 
@@ -84,18 +79,16 @@ class Pass:
         """A backward has reached it."""
         self.task, self.counts = task, counts
 
-    def collect_in(self, sums: Sums | None) -> None:
-        """Where its parts are added up in the backward under way."""
-        self.examples.add_to(sums)
-
     def finish(self, sketch: Tensor) -> bool:
         """A backward has ended: add what it brought. Whether it is the first one since the pass was popped."""
         first = self.sketch is None
         self.sketch = sketch if self.sketch is None else self.sketch + sketch
         return first
 
-    def pop(self) -> Tensor | None:
+    def pop(self) -> Tensor:
+        """Its sketch; what comes later is forgotten."""
         sketch, self.sketch, self.popped = self.sketch, None, True
+        assert sketch is not None
         return sketch
 
 

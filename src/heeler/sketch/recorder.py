@@ -73,32 +73,20 @@ class Recorder:
 
     def enter(self, slot: Slot) -> None:
         """A sketched forward begins."""
-        self.current, self.running = slot, True
+        self.current, self.running, self.lost = slot, True, False
 
     def hold(self, slot: Slot | None) -> None:
         """This is the newest forward, and it is not sketched; None: nor will any part of it run again."""
-        self.current, self.running = slot, False
+        self.current, self.running, self.lost = slot, False, False
 
     def leave(self) -> None:
         self.running = False
 
-    def tell(self) -> None:
-        """The newest forward's batch can be told."""
-        self.lost = False
-
     def lose(self, batch: int | None) -> None:
         """A forward has no pass: its batch is empty, or (None) cannot be told."""
-        self.current, self.lost = None, batch is None
+        self.current, self.running, self.lost = None, False, batch is None
         if batch is None:
-            compiled.warn_of_lost_batch(self.key)
-
-    def warn_of_lost_batch(self) -> None:
-        if not self._warned:
-            self._warned = True
-            warn(
-                "a forward has no sketch: its batch size cannot be told from its arguments. "
-                "Pass batch_dim=lambda args, kwargs: batch_size"
-            )
+            compiled.call(self.key, "warn_of_lost_batch")
 
     def disturb(self) -> None:
         """Another thread begins a forward of the same model in the middle of one."""
@@ -120,9 +108,9 @@ class Recorder:
 
     def count(self, model: nn.Module, batch: int) -> None:
         """A forward begins that is not sketched."""
-        if self.compiled.hush():
-            return
-        if (model.training or self._trains_in_eval) and not _is_rerun():
+        if self.compiled.announced:
+            self.compiled.hush()
+        elif (model.training or self._trains_in_eval) and not _is_rerun():
             self.listener.forward_counted(batch)
 
     # Switches
@@ -156,9 +144,43 @@ class Recorder:
         for layer in self.layers:
             layer.move(device)
 
-    def meet_compiled(self) -> None:
-        """Some of the model's code is being compiled."""
+    # While compiled code is traced: see `compiled.call`
+
+    def prepare(self, capacity: int, kind: str, index: int) -> None:
+        """The leaves must exist before the graph that uses them."""
+        device = torch.device(kind) if index < 0 else torch.device(kind, index)
+        if device != self.device:
+            self.move(device)
+        self.compiled.arm(capacity)
+
+    def look(self) -> None:
+        """Whether parts add up is looked at in the first backwards of what is being compiled."""
+        self.checks.look(self.device)
+
+    def note_half(self) -> None:
+        """A layer computes in half precision."""
+        self.checks.note_half()
+
+    def meet_root(self) -> None:
+        """The model's own hooks are being traced: nobody will be told as its forwards begin."""
         self._is_compiled = True
+        self.compiled.count_backwards()
+
+    def lend_leaf(self) -> None:
+        """An eager pass has a leaf for the compiled code in it, and so does every one from now on."""
+        self._is_compiled = True
+        self.eager.lend_leaf()
+
+    def warn_of_lost_batch(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warn(
+                "a forward has no sketch: its batch size cannot be told from its arguments. "
+                "Pass batch_dim=lambda args, kwargs: batch_size"
+            )
+
+    def warn_of_failed_rule(self, layer: str) -> None:
+        warn("%s is not sketched: its rule failed while it was compiled; print(sketcher.coverage) says how", layer)
 
     def close(self) -> None:
         """Nothing more is sketched, checked or counted, and nobody else's objects are held."""
@@ -172,9 +194,9 @@ class Recorder:
 
     # Passes
 
-    def new_pass(self, batch: int, shapes: list[torch.Size], stamp: Any) -> Pass:
+    def new_pass(self, batch: int, shapes: list[torch.Size], stamp: Any, in_eval: bool = False) -> Pass:
         self._count += 1
-        return Pass(self._count, Examples(batch, self.batch_dim, shapes), batch if self.mean else 1, stamp)
+        return Pass(self._count, Examples(batch, self.batch_dim, shapes), batch if self.mean else 1, stamp, in_eval)
 
     def collect(self, owner: Pass, leaf: Tensor, compiled: bool) -> None:
         """Take the gradient that a backward has just left in `leaf`.
@@ -199,7 +221,8 @@ class Recorder:
             return
         self.checks.count_filed()
         self._trains_in_eval = self._trains_in_eval or owner.in_eval
-        sketch = _unscaled(sketch, self._scaler)
+        if self._scaler is not None:
+            sketch = _unscaled(sketch, self._scaler)
         if owner.spoiled:
             sketch = torch.full_like(sketch, torch.nan)
         if owner.finish(sketch):
@@ -214,8 +237,7 @@ class Recorder:
     def pop(self) -> list[tuple[Any, Tensor]]:
         """The finished passes' stamps and sketches, (B_i, K) each, oldest forward first."""
         finished, self._finished = self._finished, []
-        popped = [(done.stamp, done.pop()) for done in finished]
-        return [(stamp, sketch) for stamp, sketch in popped if sketch is not None]
+        return [(done.stamp, done.pop()) for done in finished]
 
 
 def _is_rerun() -> bool:
@@ -228,7 +250,7 @@ def _is_rerun() -> bool:
 
 def _unscaled(sketch: Tensor, scaler: Any) -> Tensor:
     """The sketch without the scaler's factor; this does not wait for the device."""
-    if scaler is None or not scaler.is_enabled():
+    if not scaler.is_enabled():
         return sketch
     scale = scaler.scale(torch.ones((), device=sketch.device))
     # A step with infinities is skipped: one non-finite number makes the whole batch non-finite, so that no row of it

@@ -1,20 +1,32 @@
-"""The hooks on the model itself: its forward begins, and ends."""
+"""The hooks on the model itself, and on the wrapper of a compiled one: its forward begins, and ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 
 from heeler.sketch import compiled
-from heeler.sketch.batch import first_tensor
-from heeler.sketch.model_hook import ModelHook
+from heeler.sketch.examples import first_tensor
 from heeler.sketch.recorder import Recorder
-from heeler.torch_private import run_as_it_is, transform
+from heeler.torch_private import run_as_it_is, transform, unwrapped
 
 SizeOf = Callable[[tuple[Any, ...], dict[str, Any]], int]
+BatchOf = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Tensor | None, int | None]]
+
+
+class ModelHook:
+    """A hook that `copy.deepcopy(model)`, `AveragedModel(model)` and `torch.save(model)` leave behind.
+
+    In its place they have a function that takes anything and returns None. It is one of Python's own, since a saved
+    model must load where Heeler is not installed, and one that `torch.compile` can trace.
+    """
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")
 
 
 class BeginHook(ModelHook):
@@ -28,28 +40,25 @@ class BeginHook(ModelHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder = self.recorder
-        if torch.compiler.is_compiling():
+        if is_compiling():
             recorder.leave()
-            compiled.meet_root(recorder.key)
-            if torch.is_grad_enabled() and recorder.tapping:  # nothing else is read: one guard, two variants
+            compiled.call(recorder.key, "meet_root")
+            if is_grad_enabled() and recorder.tapping:  # nothing else is read: one guard, two variants
                 found, batch = self.batch_of(args, kwargs)
                 if batch:
-                    recorder.tell()
                     recorder.compiled.begin(module, batch, found)
                 else:
                     recorder.lose(batch)
             return
-        if recorder.checks.row_test is not None or transform() is not None or not torch.is_grad_enabled():
+        if recorder.checks.row_test is not None or transform() is not None or not is_grad_enabled():
             return
         if not recorder.enabled:
             recorder.eager.ignore()
             return
         found, batch = self.batch_of(args, kwargs)
         if not batch:
-            recorder.leave()
             recorder.lose(batch)
             return
-        recorder.tell()
         if not recorder.sketching:
             recorder.hold(None)
             recorder.count(module, batch)
@@ -70,7 +79,7 @@ class BeginHook(ModelHook):
             found = first_tensor((args, kwargs), self.recorder.batch_dim + 1)
         if self.size_of is None:
             return found, None if found is None else found.shape[self.recorder.batch_dim]
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return found, self.size_of(args, kwargs)
         try:
             return found, self.size_of(args, kwargs)
@@ -84,13 +93,65 @@ class EndHook(ModelHook):
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         recorder = self.recorder
-        if torch.compiler.is_compiling():
-            return recorder.compiled.end(output) if recorder.running else None  # nothing else is read, as above
-        if recorder.current is None or recorder.checks.row_test is not None:
-            return None
-        return recorder.eager.end(output)
+        if is_compiling():
+            if recorder.running:  # nothing else is read, as above
+                recorder.compiled.end(output)
+        elif recorder.current is not None and recorder.checks.row_test is None:
+            recorder.eager.end(output)
+
+
+class _Before(ModelHook):
+    """Outside the compiled code: test whose rows they are, stamp the pass or count it, and forget the last one.
+
+    batch_of: (args, kwargs) → the tensor that holds the batch, if one does, and the batch's size, if it can be told.
+    """
+
+    def __init__(self, recorder: Recorder, batch_of: BatchOf) -> None:
+        self.recorder, self.batch_of = recorder, batch_of
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder = self.recorder
+        if transform() is not None:
+            return
+        recorder.hold(None)
+        recorder.compiled.hush()
+        if not (recorder.enabled and is_grad_enabled() and recorder.checks.row_test is None):
+            return
+        found, rows = self.batch_of(args, kwargs)
+        if not rows:
+            return
+        if not recorder.sketching:
+            recorder.count(unwrapped(module), rows)
+        elif recorder.checks.untested:
+            recorder.checks.test_rows(unwrapped(module), args, kwargs, found, rows)
+        recorder.compiled.announce(rows, found)
+
+
+class _After(ModelHook):
+    """Notices when the taps inside did not run."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        recorder = self.recorder
+        if transform() is not None:
+            return
+        recorder.compiled.hush()
+        if output is None:  # the forward failed
+            return
+        wanted = recorder.tapping and not recorder.lost and recorder.checks.row_test is None
+        if wanted and is_grad_enabled() and recorder.current is None:
+            raise compiled.HooksNotTraced(f"a compiled forward ran without its taps. {compiled.ADVICE}")
+
+
+def watch(wrapper: nn.Module, recorder: Recorder, batch_of: BatchOf) -> list[Any]:
+    """Hooks outside the compiled region."""
+    recorder.compiled.listen()
+    before = wrapper.register_forward_pre_hook(_Before(recorder, batch_of), with_kwargs=True)
+    return [before, wrapper.register_forward_hook(_After(recorder), always_call=True)]
 
 
 for _hook in (BeginHook, EndHook):

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.batch import RowLayout, row_layouts
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import Examples, RowLayout, row_layouts
 from heeler.sketch.layer_rules.base import Call
 from heeler.sketch.preserve_state import preserve_state
 from heeler.sketch.sketched_layer import SketchedLayer, leave_out

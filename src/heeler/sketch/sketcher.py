@@ -15,8 +15,8 @@ from heeler.sketch.layer_hooks import LayerHook
 from heeler.sketch.matrices import AnyMatrix, AnyVector
 from heeler.sketch.passes import Nobody, SketchListener
 from heeler.sketch.recorder import Recorder
-from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf
-from heeler.sketch.sketched_layer import clean_name, draw, lay_out, survey
+from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf, watch
+from heeler.sketch.survey import assign_columns, clean_name, draw, survey
 from heeler.torch_private import compile_anew, is_compiled, unwrapped, version
 
 Dim = int | Callable[[int], int]
@@ -83,7 +83,7 @@ class Sketcher:
         self.dim = count if self.exact else length_of(count)
         self.seed, self.reduction = seed, reduction
         if self.exact:
-            lay_out(self._layers, found, device)
+            assign_columns(self._layers, found, device)
         else:
             draw(self._layers, found, self.dim, seed, device)
 
@@ -110,7 +110,7 @@ class Sketcher:
             hook = LayerHook(self._recorder, layer)
             self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
         if root is not model:
-            self._handles += compiled.watch(model, self._recorder, begin.batch_of)
+            self._handles += watch(model, self._recorder, begin.batch_of)
 
     @property
     def enabled(self) -> bool:

@@ -8,19 +8,16 @@ price of one more forward and backward of the attention itself, so it is not amo
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension
 from heeler.sketch.layer_rules.base import Call, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.sketched_layer import SketchedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 @register(nn.MultiheadAttention)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.batch import NoBatchDimension, RowLayout
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import Examples, NoBatchDimension, RowLayout
 from heeler.sketch.matrices import MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.sketched_layer import SketchedLayer
-
+from heeler.sketch.sketched_layer import SketchedLayer
 
 Grads = tuple[Tensor | None, ...]
 """Of a module's output tensors; None where one got none."""
@@ -72,7 +68,7 @@ class Call:
 
 
 class LayerRule:
-    """Base class; see the package's docstring for how to write one. An instance serves one module."""
+    """Base class; docs/layer-rules.md says how to write one. An instance serves one module."""
 
     matrices: list[MatrixSpec]
     vectors: dict[str, int]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension
 from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, LeftOut, guess_positions, register
 from heeler.sketch.matrices import ExactMatrix, MatrixSpec
+from heeler.sketch.sketched_layer import SketchedLayer
 from heeler.torch_private import explicit_padding
-
-if TYPE_CHECKING:
-    from heeler.sketch.sketched_layer import SketchedLayer
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -29,7 +26,7 @@ class ConvRule(LayerRule):
         self.kernel = tuple(module.kernel_size)
         self.geometry = (module.stride, module.padding, module.dilation, module.groups)
         self.pad_mode = module.padding_mode
-        self.pads = explicit_padding(module)
+        self.pads: Any = explicit_padding(module)
         if self.pad_mode != "zeros" and self.pads is None:
             raise LeftOut(f"padding_mode={self.pad_mode!r} of a version of PyTorch that does not tell its padding")
         self.per_group = module.in_channels // module.groups

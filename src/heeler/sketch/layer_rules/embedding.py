@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import NoBatchDimension
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import Examples, NoBatchDimension
 from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.sketched_layer import SketchedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 @register(nn.Embedding)

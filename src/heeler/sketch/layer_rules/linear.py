@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,9 +10,7 @@ from heeler.sketch import fused
 from heeler.sketch.examples import Examples
 from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, register
 from heeler.sketch.matrices import MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.sketched_layer import SketchedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 @register(nn.Linear)

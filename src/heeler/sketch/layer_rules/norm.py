@@ -7,18 +7,15 @@ and the parts add up to the whole.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension
 from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, LeftOut, guess_positions, register
-
-if TYPE_CHECKING:
-    from heeler.sketch.sketched_layer import SketchedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 class NormRule(LayerRule):

@@ -10,18 +10,15 @@ not among the default ones: ask for them with layers="all" or a predicate. Dropo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension
 from heeler.sketch.layer_rules.base import Call, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.sketched_layer import SketchedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 @register(nn.LSTM, nn.GRU)
