@@ -111,6 +111,7 @@ class Checks:
                 return
             why = f"the model does not run twice on one batch, so it is not known whose rows it sees: {failure!r}"
             leave_out(layers, why)
+        self._failed_tests = 0
         # What is new is looked at once more in the next batch: there, what routes by the data routes otherwise.
         self.untested, self.unknown, self.tests = full, False, self.tests + full
         if any(layer.broken for layer in layers):

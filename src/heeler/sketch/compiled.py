@@ -40,7 +40,8 @@ def enrol(recorder: Recorder) -> str:
 def recorders_on(model: nn.Module) -> list[Recorder]:
     """Those whose hooks sit on a module of this model."""
     modules = set(model.modules())
-    found = [recorder for recorder in _REGISTRY.values() if not recorder.closed]
+    alive = [reference() for reference in _REGISTRY.valuerefs()]  # a copy: other threads may add to it
+    found = [recorder for recorder in alive if recorder is not None and not recorder.closed]
     return [r for r in found if any(layer.module in modules for layer in r.layers)]
 
 

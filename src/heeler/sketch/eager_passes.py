@@ -55,7 +55,7 @@ class EagerPasses:
     def ignore(self) -> None:
         """A forward begins that is paused."""
         self.recorder.checks.taint()
-        self.recorder.hold(Slot(None, self.recorder.new_pass(0, [], None)).ignore())
+        self.recorder.hold(Slot(None, self.recorder.new_pass(0, [], None), ignored=True))
 
     def end(self, output: Any) -> None:
         recorder, slot = self.recorder, self.recorder.current

@@ -93,12 +93,13 @@ class Pass:
 
 
 class Slot:
-    """A pass together with its leaf."""
+    """A pass together with its leaf.
 
-    def __init__(self, leaf: Tensor | None, owner: Pass) -> None:
-        self.leaf, self.owner, self.examples = leaf, owner, owner.examples
-        self.ignored = False
-        """The forward is paused: nothing of it is sketched, whenever a checkpoint runs parts of it again."""
+    ignored: the forward is paused: nothing of it is sketched, whenever a checkpoint runs parts of it again.
+    """
+
+    def __init__(self, leaf: Tensor | None, owner: Pass, ignored: bool = False) -> None:
+        self.leaf, self.owner, self.examples, self.ignored = leaf, owner, owner.examples, ignored
         self.replayed = False
         """A checkpoint will run parts of this forward again in backward."""
         self.recomputed: dict[int, RowLayout | None] = {}
@@ -111,10 +112,6 @@ class Slot:
         """Examples of the compiled forward that took this slot last."""
         self.taken = False
         """A compiled forward took this slot, and its first gradient has not arrived."""
-
-    def ignore(self) -> Slot:
-        self.ignored = True
-        return self
 
     def replay(self) -> None:
         self.replayed = True
