@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from heeler.sketch.passes import Pass
+from heeler.sketch.penalty import Comparison, Missing, no_penalty
 from heeler.sketch.sketched_layer import SketchedLayer
 from heeler.sketch.survey import tied_groups
 from heeler.torch_private import accumulator, at_end_of_backward, graph_task
@@ -117,7 +118,7 @@ class Checksum:
             return
         if not (task.parts or task.leaves or task.expected):
             return
-        bad, proven = (set(), False) if task.tainted or self._is_tainted() else self._verdicts(self._jobs(task))
+        bad, proven = (set(), False) if task.tainted or self._is_tainted() else self._verdicts(self._comparisons(task))
         totals: dict[Pass, Tensor | None] = {}
         for owner, group, part in task.parts:
             total = totals.setdefault(owner, None)
@@ -129,14 +130,14 @@ class Checksum:
         names = [layer.name for group in bad for layer in self._groups[group]]
         self._settled(Outcome(totals, names, proven))
 
-    def _jobs(self, task: _Task) -> list[_Job]:
+    def _comparisons(self, task: _Task) -> list[Comparison]:
         """What is to be compared: parameter by parameter in the exact mode, else layer by layer."""
         some = [part for _, _, part in task.parts] + [rows for _, rows in task.leaves]
         nothing = torch.zeros_like(some[0][0] if some else next(iter(task.expected.values())))
         of_leaves = [grad / owner.factor for owner, grad in task.leaves]
         return self._by_parameter(task, of_leaves, nothing) if self._exact else self._by_layer(task, of_leaves, nothing)
 
-    def _by_parameter(self, task: _Task, of_leaves: list[Tensor], nothing: Tensor) -> list[_Job]:
+    def _by_parameter(self, task: _Task, of_leaves: list[Tensor], nothing: Tensor) -> list[Comparison]:
         found, square, expected = nothing, nothing, sum(task.expected.values(), nothing)
         for rows in [part for _, _, part in task.parts] + of_leaves:
             found, square = found + rows.sum(0), square + rows.square().sum(0)
@@ -144,10 +145,10 @@ class Checksum:
         for number, group in self._compared():
             for parameter, layer, local in _distinct(group):
                 at = layer.columns_of(local)
-                jobs.append(_Job({number}, [(parameter, layer, local)], found[at], expected[at], square[at], at))
+                jobs.append(Comparison({number}, [(parameter, layer, local)], found[at], expected[at], square[at], at))
         return jobs
 
-    def _by_layer(self, task: _Task, of_leaves: list[Tensor], nothing: Tensor) -> list[_Job]:
+    def _by_layer(self, task: _Task, of_leaves: list[Tensor], nothing: Tensor) -> list[Comparison]:
         found: dict[int, Tensor] = {}
         square: dict[int, Tensor] = {}
         for number, part in [(number, part) for _, number, part in task.parts] + task.noted:
@@ -157,26 +158,26 @@ class Checksum:
         compared = {number for number, _ in self._compared()}
         together = compared - found.keys() if task.leaves else set()
         jobs = [
-            self._job({number}, found.get(number, nothing), task, square.get(number, nothing))
+            self._compare({number}, found.get(number, nothing), task, square.get(number, nothing))
             for number in sorted(compared & (task.expected.keys() | found.keys()) - together)
         ]
         if together:
             rest = sum((rows.sum(0) for rows in of_leaves), nothing)
             rest = rest - sum((part.sum(0) for _, part in task.noted), nothing)
-            jobs.append(self._job(together, rest, task, sum((rows.square().sum(0) for rows in of_leaves), nothing)))
+            jobs.append(self._compare(together, rest, task, sum((rows.square().sum(0) for rows in of_leaves), nothing)))
         return jobs
 
     def _compared(self) -> list[tuple[int, list[SketchedLayer]]]:
         """Not those of which compiled code has no taps, and coverage says so."""
         return [(n, g) for n, g in enumerate(self._groups) if not any(x.problem and not x.broken for x in g)]
 
-    def _job(self, groups: set[int], found: Tensor, task: _Task, square: Tensor) -> _Job:
+    def _compare(self, groups: set[int], found: Tensor, task: _Task, square: Tensor) -> Comparison:
         expected = sum((task.expected[g] for g in groups if g in task.expected), torch.zeros_like(found))
-        return _Job(
+        return Comparison(
             groups, [item for g in groups for item in _distinct(self._groups[g])], found, expected, square, None
         )
 
-    def _verdicts(self, jobs: list[_Job]) -> tuple[set[int], bool]:
+    def _verdicts(self, jobs: list[Comparison]) -> tuple[set[int], bool]:
         """The groups whose parts do not add up, and whether all could be compared."""
         if not jobs:
             return set(), True
@@ -192,11 +193,11 @@ class Checksum:
         for job in finite:
             scale = own[id(job)][1] + OF_LAYER * max(of_group[g] for g in job.groups) + OF_MODEL * of_model
             allowed[id(job)] = self._tolerance(job) * scale
-        failing = [_Missing(job, allowed[id(job)]) for job in finite if own[id(job)][0] > allowed[id(job)]]
+        failing = [Missing(job, allowed[id(job)]) for job in finite if own[id(job)][0] > allowed[id(job)]]
         bad = {group for missing in no_penalty(failing) for group in missing.job.groups}
         return bad, len(finite) == len(jobs)
 
-    def _tolerance(self, job: _Job) -> float:
+    def _tolerance(self, job: Comparison) -> float:
         parameter = job.parameters[0][0]
         return REDUCED if self._in_half or parameter.is_cuda or parameter.dtype in HALF else TOLERANCE
 
@@ -248,76 +249,6 @@ class _Task:
         for group, sketch in other.expected.items():
             self.expect(group, sketch)
         self.tainted = self.tainted or other.tainted
-
-
-class _Job(NamedTuple):
-    """One comparison."""
-
-    groups: set[int]
-    parameters: list[tuple[Any, SketchedLayer, str]]
-    found: Tensor
-    expected: Tensor
-    square: Tensor
-    columns: slice | None
-
-    def numbers(self) -> list[Tensor]:
-        """By how much the parts' sum is off, and how large they and the gradient are."""
-        expected = self.expected.double()
-        return [(expected - self.found).norm(), self.square.double().sum().sqrt() + expected.norm()]
-
-    def directions(self) -> list[Tensor]:
-        """Weights and their signs, matrices and vectors apart, as `found` and `expected` see gradients."""
-        found = [torch.zeros_like(self.found) for _ in range(4)]
-        for parameter, layer, local in self.parameters:
-            for number, value in enumerate((parameter.detach(), parameter.detach().sign())):
-                sketch = layer.sketch_gradient(local, value)
-                found[2 * number + (parameter.ndim < 2)] += sketch if self.columns is None else sketch[self.columns]
-        return found
-
-
-class _Missing:
-    """What one comparison lacks, against the directions of a penalty, as far as fitting needs it."""
-
-    def __init__(self, job: _Job, allowed: float) -> None:
-        self.job, self.allowed = job, allowed
-        residual = (job.expected - job.found).double().cpu()
-        basis = torch.stack([d.double().cpu() for d in job.directions()], 1)
-        self.size, self.square = len(residual), float(residual.square().sum())
-        self.gram, self.along = basis.t() @ basis, basis.t() @ residual
-
-    def left(self, factors: Tensor) -> float:
-        """As a multiple of what is allowed."""
-        square = self.square - 2 * factors @ self.along + factors @ self.gram @ factors
-        return math.sqrt(max(float(square), 0.0)) / self.allowed
-
-
-def no_penalty(failing: list[_Missing]) -> list[_Missing]:
-    """Those of which what is missing does not point along the weights and their signs, as a penalty's gradient does.
-
-    A penalty's factors are positive, and mostly the same for all parameters; those for which they are not have to be
-    large enough for factors of their own.
-    """
-    rest, out = list(failing), []
-    while rest:
-        factors = _fit(rest)
-        worst = max(rest, key=lambda missing: missing.left(factors))
-        if worst.left(factors) <= 1.0:
-            break
-        rest.remove(worst)
-        out.append(worst)
-    return [missing for missing in out if missing.size < 8 or missing.left(_fit([missing])) > 1.0]
-
-
-def _fit(missing: list[_Missing]) -> Tensor:
-    """The factors, none negative, of λ‖w‖² and λ‖w‖₁ that explain most."""
-    gram: Any = sum(m.gram for m in missing)
-    along: Any = sum(m.along for m in missing)
-    used = torch.arange(len(along))
-    while True:
-        some = torch.linalg.pinv(gram[used][:, used], hermitian=True) @ along[used]
-        if not len(used) or bool((some >= 0).all()):
-            return torch.zeros_like(along).index_copy_(0, used, some)
-        used = used[some > some.min()]
 
 
 class _OnGradient:
