@@ -162,7 +162,7 @@ def measure_steps(part: str, options: argparse.Namespace) -> dict[str, Any]:
         "ms": {v: 1e3 * statistics.median(r[v] for r in rounds) / count for v in VARIANTS},
         "untapped": spread([r["untapped"] / r["plain"] for r in rounds]),
         "tapped": spread([r["tapped"] / r["plain"] for r in rounds]),
-        "tapped_layers": sketcher.tapped,
+        "tapped_layers": sketcher.sketched,
         "dim": sketcher.dim,
         "steps_per_turn": count,
     }
@@ -251,7 +251,7 @@ def measure_run(part: str, options: argparse.Namespace) -> dict[str, Any]:
         "examples_with_sketch": seen,
         "ignored_passes": handle.ignored_passes,
         "left_out": handle.sketcher.left_out,
-        "tapped_layers": handle.sketcher.tapped,
+        "tapped_layers": handle.sketcher.sketched,
         "dim": handle.sketcher.dim,
         "steps_per_epoch": steps,
         "epochs": epochs,

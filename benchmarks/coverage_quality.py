@@ -101,7 +101,7 @@ def main() -> None:
                 alone = callable(budget)
                 layers = (lambda name, module, is_it=budget: is_it(name)) if alone else budget
                 sketcher = Sketcher(model, layers=layers, seed=seed)
-                chosen = set(sketcher.tapped)
+                chosen = set(sketcher.sketched)
                 if chosen in seen and not alone:
                     sketcher.detach()
                     continue

@@ -221,7 +221,7 @@ def measure_overhead(
         "compile": compile,
         "cuda_graph": cuda_graph,
         "layers": layers,
-        "tapped": sketcher.tapped,
+        "tapped": sketcher.sketched,
         "kernels": kernels,
         "threads": torch.get_num_threads(),
         "dim": sketcher.dim,

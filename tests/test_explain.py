@@ -53,7 +53,7 @@ def test_coverage_and_sketch_are_those_of_the_run(model, examples, options):
     handle = heeler.attach(model, sampler, **options)
     assert found.coverage.covered == handle.coverage.covered
     assert (found.dim, found.exact) == (sampler.session.dim, handle.sketcher.exact)
-    assert found.sketched == handle.sketcher.tapped
+    assert found.sketched == handle.sketcher.sketched
     assert found.needs.table_bytes == sampler.session.rule.table.rows.nbytes + sampler.session.rule.table.seen.nbytes
     assert found.works
 

@@ -1,17 +1,236 @@
-"""Every private part of PyTorch that Heeler uses: what for, what happens without it, and nowhere else.
+"""Every part of PyTorch that Heeler uses although it is not documented, each under one name.
 
-`tests/test_torch_private.py` names the one that a new release breaks.
+Such a part may change with any release. Each has its reason here, and what happens without it: wherever possible
+less is sketched, and training goes on. `tests/test_torch_private.py` names the one that broke. What is called for every
+layer in every step is bound here as it is: another Python call around it would cost as much as it does itself.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import torch
+from torch import Tensor, nn
 from torch.utils.data import dataloader
 
-# Data loading ---------------------------------------------------------------------------------------------------------
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _part(path: str, otherwise: Any) -> Any:
+    """The part of torch with this name, or what stands in for it."""
+    try:
+        return reduce(getattr, path.split("."), torch)
+    except AttributeError:
+        return otherwise
+
+
+# Autograd
+
+graph_task: Callable[[], int] = _part("_C._current_graph_task_id", lambda: -1)
+"""The number of the backward that is under way in this thread, -1 outside: one pass may be reached by several, and a
+checkpoint runs layers again inside one. Without it nothing is sketched."""
+
+keeps_graph: Callable[[], bool] = _part("_C._autograd._get_current_graph_task_keep_graph", lambda: True)
+"""Whether that backward may be run once more; if not, what was kept for it is freed at once. Without it that waits for
+the graph's end."""
+
+saving_hooks: Callable[[bool], Any] = _part("_C._autograd._top_saved_tensors_default_hooks", lambda ignore: None)
+"""Not None inside a non-reentrant checkpoint, which must see the same tensors saved both times. Without it layers in
+checkpoints do not add up, and are left out."""
+
+at_end_of_backward: Callable[[Callable[[], None]], None] = _part(
+    "autograd.Variable._execution_engine.queue_callback", lambda callback: None
+)
+"""Have a function called as the backward under way ends: then a pass has all its parts. Without it no pass is ever
+finished."""
+
+transform: Callable[[], Any] = _part("_C._functorch.peek_interpreter_stack", lambda: None)
+"""Not None inside `torch.func` transforms (vmap, grad, jvp), whose tensors no hook may keep. Without it hooks run
+there, and a transform over an attached model may raise."""
+
+_current_node: Callable[[], Any] = _part("_C._current_autograd_node", lambda: None)
+_will_execute: Callable[[Any], bool] = _part("_C._will_engine_execute_node", lambda node: True)
+_raw_stream: Callable[[int], int] | None = _part("_C._cuda_getCurrentRawStream", None)
+
+
+def goes_into_grad() -> bool:
+    """Whether the backward under way adds to `.grad`, as `loss.backward()` does and `autograd.grad` does not.
+
+    Asked of the parameters under the node that is being computed. Without it a gradient that goes to the caller
+    counts as one that is trained on.
+    """
+    below = _current_node()
+    for node, _ in () if below is None else below.next_functions:
+        while node is not None and len(node.next_functions) == 1:  # a transpose or a cast of the weight
+            node = node.next_functions[0][0]
+        if node is not None and type(node).__name__ == "AccumulateGrad":
+            try:
+                return _will_execute(node)
+            except RuntimeError:  # it will hand its gradient to the caller
+                return False
+    return True
+
+
+def node_of(output: Tensor) -> tuple[Any, int, torch.Size | None] | None:
+    """The node that computed this output, which of its outputs it is, and the shape to give its gradient.
+
+    A view's own node is forgotten when the view is written to (`ReLU(inplace=True)` after a linear layer on three
+    dimensions), so the node of the tensor that it views is taken. None where there is no such node: a tap does the same
+    in the graph. Uses `Tensor._is_view` and `_base`, which every version has had.
+    """
+    if not output._is_view():
+        return None if output.grad_fn is None else (output.grad_fn, output.output_nr, None)
+    base: Any = output._base
+    of_all = base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
+    return (base.grad_fn, base.output_nr, output.shape) if of_all and base.grad_fn is not None else None
+
+
+def source_of(tensor: Tensor) -> Any:
+    """A node that every backward through this tensor reaches, whatever is written into it later; None without one.
+
+    Where the tensor is a view, that is the node of what it views: see `node_of`.
+    """
+    base: Any = tensor._base if tensor._is_view() else None
+    return tensor.grad_fn if base is None or base.grad_fn is None else base.grad_fn
+
+
+def accumulator(parameter: Tensor) -> Any:
+    """The node that adds to a parameter's `.grad`. Autograd holds it weakly, so the caller has to hold it.
+
+    Its hooks see a gradient before data parallelism averages it; those of `Tensor.register_hook` see `autograd.grad`,
+    too, which is not trained on.
+    """
+    with torch.enable_grad():
+        view: Any = parameter.view_as(parameter).grad_fn
+    return view.next_functions[0][0]
+
+
+def version(tensors: Iterable[Tensor]) -> int:
+    """Changes whenever one of them is written to, as by an optimizer's step; 0 without `Tensor._version`."""
+    return sum(getattr(tensor, "_version", 0) for tensor in tensors)
+
+
+def current_stream(device: torch.device) -> int | None:
+    """The number of the device's current stream; None where there are no streams.
+
+    `torch.cuda.current_stream` makes an object each time, which costs more than the rest of a hook.
+    """
+    if device.type != "cuda":
+        return None
+    return torch.cuda.current_stream(device).cuda_stream if _raw_stream is None else _raw_stream(device.index)
+
+
+# Modules
+
+BATCH_NORM: type[nn.Module] = _part("nn.modules.batchnorm._BatchNorm", nn.BatchNorm2d)
+"""The base class of batch norms. Without it those of one and three dimensions mix the examples of a test, and layers
+behind them are left out."""
+
+
+def explicit_padding(convolution: nn.Module) -> list[int] | None:
+    """What `F.pad` is given where a convolution does not pad with zeros; None where it does not tell: left out then."""
+    return getattr(convolution, "_reversed_padding_repeated_twice", None)
+
+
+# The compiler
+
+_frames: Any = _part("_C._dynamo.eval_frame", None)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile(module)`."""
+    return model._modules.get("_orig_mod") or model  # as an attribute it would be searched for, in Python
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether calls of this model run compiled code: `torch.compile(model)` and `model.compile()` alike."""
+    return unwrapped(model) is not model or getattr(model, "_compiled_call_impl", None) is not None
+
+
+def runs_while_tracing(function: F) -> F:
+    """Have the compiler run a function as it traces, and take its result for a constant.
+
+    What `torch.compiler.assume_constant_result` does, which would import the compiler: that takes a second. Without it
+    the compiler reports the function as one that it cannot trace.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def run_as_it_is(function: Any) -> None:
+    """Have the compiler leave this function alone where it meets it as a frame of its own.
+
+    It does so with the hooks of a root module of the user's own class: compiled, they would cost more than they do.
+    The hooks of torch's own containers are traced together with the forward, and there this makes no difference.
+    Without it the hooks are compiled.
+    """
+    if hasattr(_frames, "set_code_exec_strategy"):
+        skip = _frames._FrameAction.SKIP
+        _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
+
+
+def run_eagerly() -> AbstractContextManager[Any]:
+    """Compiled code runs as it was written meanwhile. (`set_stance` is documented, but imports the compiler.)"""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def mark_static(tensor: Tensor) -> None:
+    """CUDA graphs need not copy this tensor in every step. Without it they do."""
+    mark = getattr(torch._dynamo, "mark_static_address", None)
+    if mark is not None:
+        mark(tensor)
+
+
+def compile_anew(model: nn.Module) -> bool:
+    """Forget what was compiled of this model, or of another of its class, before its hooks were there.
+
+    Compiled code belongs to a function, not to a module, so a new model would run what was compiled for another one,
+    and its hooks would never be called. Only what is forgotten here is compiled once more. From then on the compiler
+    also guards whether a module has hooks. False if there is such code and it cannot be forgotten.
+    """
+    config: Any = getattr(torch._dynamo, "config", None)
+    if hasattr(config, "skip_nnmodule_hook_guards"):
+        config.skip_nnmodule_hook_guards = False
+    entries: Any = getattr(_frames, "_debug_get_cache_entry_list", lambda code: [])
+    stale = [code for code in _entry_codes(model) if entries(code)]
+    if stale and not hasattr(_frames, "reset_code"):
+        return False
+    for code in stale:
+        _frames.reset_code(code)
+    return True
+
+
+def _entry_codes(model: Any) -> list[Any]:
+    """The code objects at which the compiler may have entered this model: its wrapper's, or its modules' forwards."""
+    root = unwrapped(model)
+    entry = model.forward if root is not model else model._compiled_call_impl
+    codes = [module.forward.__code__ for module in root.modules() if hasattr(module.forward, "__code__")]
+    while entry is not None:
+        code = getattr(entry, "__code__", None)
+        if code is not None:
+            codes.append(code)
+        entry = getattr(entry, "_torchdynamo_orig_callable", None)
+    return list(dict.fromkeys(codes))
+
+
+def forget_sizes() -> None:
+    """Have a variant that is new compiled as the first one was: for the sizes it meets, before any that vary.
+
+    The compiler remembers which sizes have varied and does not try fixed ones again: after an epoch with a smaller last
+    batch, the plain variant would be slower code than the plain model's. What is compiled already stays. Another
+    function in the process, whose sizes vary later, may be compiled once more. Without it the code is slower.
+    """
+    pgo: Any = sys.modules.get("torch._dynamo.pgo")
+    if hasattr(pgo, "reset_code_state"):
+        pgo.reset_code_state()
+
+
+# Data loading
 
 DEPTH = 16
 """Frames to look through: sampler, batch sampler, wrappers of batch samplers, loader."""

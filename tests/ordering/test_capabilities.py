@@ -214,7 +214,7 @@ def test_longer_sketches_leave_no_layer_out() -> None:
     images = (nn.Conv2d(3, 6, 5), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.Flatten())
     model = nn.Sequential(*images, nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
     few, many = (heeler.attach(model, heeler.Sampler(range(n), batch_size=64)) for n in (1000, 100_000))
-    assert few.sketcher.tapped == many.sketcher.tapped
+    assert few.sketcher.sketched == many.sketcher.sketched
     assert few.sketcher.dim == many.sketcher.dim == 1024
 
 

@@ -18,7 +18,7 @@ from heeler.sketch import Sketcher
 from heeler.sketch.budget import MACHINES
 from heeler.sketch.layer_rules.linear import LinearRule
 from heeler.sketch.projection import projection, random_signs, split_dim, split_for
-from heeler.sketch.tapped_layer import survey
+from heeler.sketch.survey import survey
 
 
 def test_budget_buys_more_layers_and_keeps_tied_ones_together() -> None:
@@ -29,7 +29,7 @@ def test_budget_buys_more_layers_and_keeps_tied_ones_together() -> None:
     assert len(covered[0]) >= 1
     assert len(covered[0]) < len(covered[2]) < len(covered[4])
     for budget in ("0.1%", "5%", "20%", "1000%"):
-        names = Sketcher(model, layers=budget).tapped
+        names = Sketcher(model, layers=budget).sketched
         assert ("token" in names) == ("head" in names)
 
 
@@ -42,19 +42,19 @@ def test_a_budget_never_falls_back_on_recurrent_layers_where_a_tied_head_is_ther
             self.embedding, self.lstm, self.decoder = nn.Embedding(500, 8), nn.LSTM(8, 8), nn.Linear(8, 500)
             self.decoder.weight = self.embedding.weight
 
-    assert Sketcher(Tied(), layers="1%").tapped == ["embedding", "decoder"]
+    assert Sketcher(Tied(), layers="1%").sketched == ["embedding", "decoder"]
 
 
 def test_known_gradients_decide() -> None:
     model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(6)])
     for i, layer in enumerate(model):
         layer.weight.grad = torch.full_like(layer.weight, 10.0 if i == 4 else 0.1)  # type: ignore[operator,arg-type]
-    assert Sketcher(model, layers="0.1%").tapped == ["4"]
+    assert Sketcher(model, layers="0.1%").sketched == ["4"]
 
 
 def test_the_head_is_the_first_layer_that_a_budget_buys() -> None:
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-    assert Sketcher(model, layers="0.1%").tapped == ["4"]
+    assert Sketcher(model, layers="0.1%").sketched == ["4"]
 
 
 def test_columns_that_a_gpu_leaves_unread_are_not_paid_for() -> None:

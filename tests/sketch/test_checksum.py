@@ -373,7 +373,7 @@ def test_an_empty_batch_costs_nothing() -> None:
 
 
 def test_a_look_that_is_not_through_ends_with_the_sketches() -> None:
-    """A run resumed at the end of a sketched epoch: gradients of untapped forwards follow after a backward or two."""
+    """A run resumed at the end of a sketched epoch: gradients of plain forwards follow after a backward or two."""
     model, (x, y) = make(), data()
     sketcher = Sketcher(model, exact=True)
     F.cross_entropy(model(x), y).backward()

@@ -14,7 +14,7 @@ from benchmarks import overhead
 from heeler.sketch import Sketcher
 from heeler.sketch.matrices import Matrix, MatrixSpec
 from heeler.sketch.projection import blocks_read, columns_read, projection
-from heeler.sketch.tapped_layer import survey
+from heeler.sketch.survey import survey
 
 from .oracle import per_example_gradients, relative_error
 

@@ -67,7 +67,7 @@ def test_the_length_may_depend_on_the_number_of_covered_parameters() -> None:
         sketcher.detach()
     recurrent = nn.ModuleList([nn.LSTM(4, 4), nn.Linear(4, 2)])  # 170; an LSTM is too expensive for the default choice
     for limit, tapped in ((170, ["0", "1"]), (169, ["1"])):
-        assert Sketcher(recurrent, dim=lambda n, limit=limit: n if n <= limit else 64).tapped == tapped  # type: ignore[misc]
+        assert Sketcher(recurrent, dim=lambda n, limit=limit: n if n <= limit else 64).sketched == tapped  # type: ignore[misc]
     head = Sketcher(model, dim=lambda covered: covered if covered <= 200 else 64, layers=lambda name, _: name == "2")
     assert (head.exact, head.dim) == (True, 124)  # of the chosen layers' parameters, not of all
     assert Sketcher(model, dim=lambda covered: covered, layers="1%").exact

@@ -1,4 +1,4 @@
-"""Compiled code has two variants, guarded by one flag: tapped, and untapped, which is the plain model's code."""
+"""Compiled code has two variants, guarded by one flag: sketched, and the plain model's own."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Compiled:
 
 
 @pytest.mark.parametrize(("kind", "way"), WAYS)
-def test_each_variant_is_compiled_once_and_the_untapped_one_is_the_plain_model(kind: str, way: str) -> None:
+def test_each_variant_is_compiled_once_and_the_plain_one_is_the_plain_model(kind: str, way: str) -> None:
     """Once for full batches, and once for the smaller last one, as the plain model is."""
     make = {"Own": Own, "containers": containers}[kind]
     plain = Compiled(make, way, attached=False)
@@ -149,12 +149,12 @@ def test_each_variant_is_compiled_once_and_the_untapped_one_is_the_plain_model(k
     for sketching in (True, False, True):
         run.sketcher.sketching = sketching
         assert run.epoch() == ([6, 6, 4] if sketching else [0, 0, 0])
-    run.sketcher.enabled = False  # paused: that is the untapped variant, too
+    run.sketcher.enabled = False  # paused: that is the plain variant, too
     assert run.epoch() == [0, 0, 0]
     assert run.counts == both
 
 
-def test_a_run_that_goes_on_in_an_untapped_epoch() -> None:
+def test_a_run_that_goes_on_in_an_plain_epoch() -> None:
     """Either variant is compiled for full batches first, whichever comes first."""
     run = Compiled(Own, "compile, attach")
     run.sketcher.sketching = False
@@ -180,7 +180,7 @@ def _generated(attached: bool, layers: Any = None) -> list[str]:
     return [re.sub(r"AOT ID: \['\d+", "AOT ID: ['", code) for code in codes]
 
 
-def test_the_generated_code_of_the_untapped_variant_is_the_plain_models() -> None:
+def test_the_generated_code_of_the_plain_variant_is_the_plain_models() -> None:
     """To the letter, where the model's own input goes to no tapped layer: hooks there change the arguments' order."""
     with torch._inductor.config.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
         plain = _generated(attached=False)
@@ -245,7 +245,7 @@ def _oracle(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "way"), [*WAYS, ("containers", "in place")])
-def test_untapped_forwards_are_counted_once(kind: str, way: str) -> None:
+def test_plain_forwards_are_counted_once(kind: str, way: str) -> None:
     """By the forward, with its rows, or by the backward, without them, where nobody is told of compiled forwards."""
     run = Compiled({"Own": Own, "containers": containers}[kind], way)
     by_backward = way == "function" or (kind, way) == ("containers", "attach, compile")

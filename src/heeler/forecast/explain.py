@@ -172,7 +172,7 @@ def explain(
         steps=-(-examples // (batch_size * workers)),
         dim=dim,
         exact=sketcher is not None and sketcher.exact,
-        sketched=[] if sketcher is None else sketcher.tapped,
+        sketched=[] if sketcher is None else sketcher.sketched,
         coverage=None if sketcher is None else sketcher.coverage,
         estimated_ratio=None if sketcher is None else sketcher.estimated_ratio(),
         timing=timing,

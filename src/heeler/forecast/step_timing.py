@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from heeler.herding import SketchTable
 from heeler.sketch import HostCopy, Sketcher
-from heeler.sketch.compiled import is_compiled
+from heeler.torch_private import is_compiled
 
 Step = Callable[[], None]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heeler.sketch.as_it_was import rewinder
+from heeler.sketch.preserve_state import rewinder
 
 EXAMPLES = 16
 """Of a batch, at most, that are fetched to try it."""

@@ -3,8 +3,8 @@
 from heeler.sketch.coverage import Coverage
 from heeler.sketch.host_copy import HostCopy
 from heeler.sketch.layer_rules import Call, Cost, Examples, LayerRule, LeftOut, register
-from heeler.sketch.listener import SketchListener
 from heeler.sketch.matrices import MatrixSpec
+from heeler.sketch.passes import SketchListener
 from heeler.sketch.sketcher import Sketcher
 
 __all__ = [

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from heeler.torch_private import accumulator
 
 
 class BackwardCount:
     """Counts at two of the model's parameters, the first and the last that are covered.
 
-    By a hook on the autograd node that adds to a parameter's `.grad`, which no compiled code holds. FSDP2 puts gradients
-    into its sharded parameters without that node, and runs the parameter's own hooks instead.
+    By a hook on the autograd node that adds to a parameter's `.grad`, which no compiled code holds. FSDP2 puts
+    gradients into its sharded parameters without that node, and runs the parameter's own hooks instead.
     """
 
     def __init__(self) -> None:
@@ -32,9 +33,7 @@ class BackwardCount:
             if hasattr(parameter, "device_mesh"):
                 self._held.append((None, parameter.register_post_accumulate_grad_hook(self)))
                 continue
-            with torch.enable_grad():
-                view: Any = parameter.view_as(parameter).grad_fn
-            node = view.next_functions[0][0]  # autograd holds it weakly
+            node = accumulator(parameter)
             self._held.append((node, node.register_prehook(self)))
 
     def __call__(self, grad: Tensor | tuple[Tensor | None, ...]) -> None:

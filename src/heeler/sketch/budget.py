@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from heeler.sketch.layer_rules.base import Cost
-from heeler.sketch.tapped_layer import TappedLayer, has_tokens, last_layer, tied_groups
+from heeler.sketch.sketched_layer import SketchedLayer
+from heeler.sketch.survey import has_tokens, last_layer, tied_groups
 
 Layers = str | Callable[[str, nn.Module], bool] | None
 
@@ -59,8 +60,8 @@ MACHINES = {
 
 
 def choose(
-    candidates: list[TappedLayer], layers: Layers, dim: int, device: torch.device, compiled: bool
-) -> list[TappedLayer]:
+    candidates: list[SketchedLayer], layers: Layers, dim: int, device: torch.device, compiled: bool
+) -> list[SketchedLayer]:
     """The layers to tap, in the model's order. compiled: the host's part costs nothing."""
     if layers is None:
         costs = [layer.rule.cost(layer.module, math.sqrt(dim)) for layer in candidates]
@@ -95,11 +96,11 @@ class Prices:
     """What a step of the model takes, and each tap of it, in the cost model's seconds."""
 
     step: float
-    groups: list[tuple[float, list[TappedLayer]]]
-    """(price, layers that are tapped together); without those that are known to be too expensive."""
+    groups: list[tuple[float, list[SketchedLayer]]]
+    """(price, layers that are sketched together); without those that are known to be too expensive."""
 
-    def ratio(self, chosen: list[TappedLayer]) -> float | None:
-        """A step with these layers tapped over a plain one; None if one of them has no price."""
+    def ratio(self, chosen: list[SketchedLayer]) -> float | None:
+        """A step with these layers sketched over a plain one; None if one of them has no price."""
         wanted = set(chosen)
         paid = [(price, group) for price, group in self.groups if not wanted.isdisjoint(group)]
         if sum(len(group) for _, group in paid) < len(wanted) or not self.step:
@@ -107,15 +108,15 @@ class Prices:
         return 1 + sum(price for price, _ in paid) / self.step
 
 
-def prices(candidates: list[TappedLayer], dim: int, device: torch.device, compiled: bool) -> Prices:
-    """Of all layers of a model that can be tapped, by groups that are tapped together."""
+def prices(candidates: list[SketchedLayer], dim: int, device: torch.device, compiled: bool) -> Prices:
+    """Of all layers of a model that can be sketched, by groups that are sketched together."""
     machine = MACHINES.get(device.type, MACHINES["cuda"])
     sequences = has_tokens(candidates)
 
     def tokens(cost: Cost) -> float:
         return TOKENS if sequences and cost.tokens == 1.0 else cost.tokens
 
-    groups: list[tuple[list[TappedLayer], list[Cost]]] = []
+    groups: list[tuple[list[SketchedLayer], list[Cost]]] = []
     of_device = 0.0
     for group in tied_groups(candidates):
         costs = [layer.rule.cost(layer.module, math.sqrt(dim)) for layer in group]
@@ -127,7 +128,7 @@ def prices(candidates: list[TappedLayer], dim: int, device: torch.device, compil
     step = max(of_host, of_device) if machine.overlaps else of_host + of_device
     pays_host = not compiled and (not machine.overlaps or of_host > of_device)
     pays_device = not machine.overlaps or of_device >= of_host
-    priced: list[tuple[float, list[TappedLayer]]] = []
+    priced: list[tuple[float, list[SketchedLayer]]] = []
     for group, known in groups:
         price = 5e-6 * len(known)  # kernels of no size
         if pays_host:
@@ -139,8 +140,8 @@ def prices(candidates: list[TappedLayer], dim: int, device: torch.device, compil
 
 
 def within_budget(
-    candidates: list[TappedLayer], budget: float, dim: int, device: torch.device, compiled: bool
-) -> list[TappedLayer]:
+    candidates: list[SketchedLayer], budget: float, dim: int, device: torch.device, compiled: bool
+) -> list[SketchedLayer]:
     """Greedily by worth per cost, until the taps cost `budget` of the layers' own work; the best one at least."""
     priced = prices(candidates, dim, device, compiled)
     last = last_layer(candidates)
@@ -151,7 +152,7 @@ def within_budget(
         reverse=True,
     )
     by_worth = [item for _, item in ranked]
-    chosen: set[TappedLayer] = set()
+    chosen: set[SketchedLayer] = set()
     spent = 0.0
     for price, group in by_worth:
         if spent + price <= budget * priced.step:
@@ -163,7 +164,7 @@ def within_budget(
     return [layer for layer in candidates if layer in chosen]
 
 
-def worth_of(groups: list[list[TappedLayer]], last: TappedLayer | None) -> list[float]:
+def worth_of(groups: list[list[SketchedLayer]], last: SketchedLayer | None) -> list[float]:
     """What each group is worth: its squared gradient norm where there are gradients, else a guess by size and place."""
     known = [_square(group) for group in groups]
     if any(known):
@@ -172,10 +173,10 @@ def worth_of(groups: list[list[TappedLayer]], last: TappedLayer | None) -> list[
     return [max(guessed) if last in group else guess for guess, group in zip(guessed, groups, strict=True)]
 
 
-def _square(group: list[TappedLayer]) -> float:
+def _square(group: list[SketchedLayer]) -> float:
     grads = [p.grad for p in _parameters(group) if p.grad is not None]
     return sum(float(g.detach().float().pow(2).sum()) for g in grads)
 
 
-def _parameters(group: list[TappedLayer]) -> list[nn.Parameter]:
+def _parameters(group: list[SketchedLayer]) -> list[nn.Parameter]:
     return list(dict.fromkeys(p for layer in group for p in layer.parameters.values()))

@@ -15,15 +15,16 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from heeler.sketch.tapped_layer import TappedLayer, tied_groups
-
-if TYPE_CHECKING:
-    from heeler.sketch.passes import Pass
+from heeler.sketch.passes import Pass
+from heeler.sketch.penalty import Comparison, Missing, no_penalty
+from heeler.sketch.sketched_layer import SketchedLayer
+from heeler.sketch.survey import tied_groups
+from heeler.torch_private import accumulator, at_end_of_backward, graph_task
 
 TOLERANCE = 1e-3
 """Of what the parts and the gradient are large."""
@@ -32,9 +33,6 @@ REDUCED = 6e-2
 OF_LAYER, OF_MODEL = 1e-3, 1e-5
 """Shares of the layer's and of the model's gradients under which a parameter's own is taken for rounding errors."""
 HALF = (torch.float16, torch.bfloat16)
-
-_task_id = torch._C._current_graph_task_id
-_at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 
 
 class Outcome(NamedTuple):
@@ -51,15 +49,20 @@ class Outcome(NamedTuple):
 class Checksum:
     """Listens to the gradients of all covered parameters, and holds layers' parts back until a backward has ended.
 
-    settled: called at the end of every backward.
+    settled: called at the end of every backward. is_tainted: whether that one proves nothing.
     """
 
-    def __init__(self, layers: list[TappedLayer], exact: bool, settled: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self,
+        layers: list[SketchedLayer],
+        exact: bool,
+        settled: Callable[[Outcome], None],
+        is_tainted: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._groups = tied_groups([layer for layer in layers if not layer.broken])
         self._group_of = {id(layer): number for number, group in enumerate(self._groups) for layer in group}
-        self._exact, self._settled = exact, settled
-        self.reduced = False
-        """Some layer computes in half precision."""
+        self._exact, self._settled, self._is_tainted = exact, settled, is_tainted
+        self._in_half = False
         self._tasks: dict[int, _Task] = {}
         self._handles: list[Any] = []
         self._nodes: list[Any] = []  # autograd holds them weakly
@@ -67,11 +70,13 @@ class Checksum:
             for parameter, layer, local in _distinct(group):
                 if not parameter.requires_grad:
                     continue
-                with torch.enable_grad():
-                    node: Any = parameter.view_as(parameter).grad_fn
-                node = node.next_functions[0][0]
+                node = accumulator(parameter)
                 self._nodes.append(node)
                 self._handles.append(node.register_prehook(_OnGradient(self, number, layer, local)))
+
+    def allow_half(self, value: bool) -> None:
+        """Some layer computes in half precision."""
+        self._in_half = self._in_half or value
 
     def close(self) -> None:
         """Stop listening."""
@@ -79,11 +84,11 @@ class Checksum:
             handle.remove()
         self._handles, self._nodes = [], []
 
-    def add(self, owner: Pass, layer: TappedLayer, part: Tensor) -> None:
+    def add(self, owner: Pass, layer: SketchedLayer, part: Tensor) -> None:
         """Hold a layer's part of a pass back, (B, K)."""
         self.task().parts.append((owner, self._group_of[id(layer)], part.float()))
 
-    def note(self, layer: TappedLayer, part: Tensor) -> None:
+    def note(self, layer: SketchedLayer, part: Tensor) -> None:
         """What a tap is about to give to its pass's leaf, (B, K): only to tell the layers' parts of it apart."""
         if id(layer) in self._group_of:
             self.task().noted.append((self._group_of[id(layer)], part.float()))
@@ -93,17 +98,17 @@ class Checksum:
         self.task().leaves.append((owner, grad))
 
     def taint(self) -> None:
-        """The backward under way holds something that was not tapped on purpose: it proves nothing."""
-        self.task().tainted = True
+        """The backward under way holds something that was not sketched on purpose: it proves nothing."""
+        self.task().taint()
 
     def task(self) -> _Task:
         """The backward under way."""
-        number = _task_id()
+        number = graph_task()
         if number not in self._tasks:
             self._tasks = {n: task for n, task in self._tasks.items() if task.end() is not None}
             end = _End(self, number)
             self._tasks[number] = _Task(end)
-            _at_end_of_backward(end)
+            at_end_of_backward(end)
         return self._tasks[number]
 
     def end(self, number: int) -> None:
@@ -113,7 +118,7 @@ class Checksum:
             return
         if not (task.parts or task.leaves or task.expected):
             return
-        bad, proven = (set(), False) if task.tainted else self._verdicts(self._jobs(task))
+        bad, proven = (set(), False) if task.tainted or self._is_tainted() else self._verdicts(self._comparisons(task))
         totals: dict[Pass, Tensor | None] = {}
         for owner, group, part in task.parts:
             total = totals.setdefault(owner, None)
@@ -125,14 +130,14 @@ class Checksum:
         names = [layer.name for group in bad for layer in self._groups[group]]
         self._settled(Outcome(totals, names, proven))
 
-    def _jobs(self, task: _Task) -> list[_Job]:
+    def _comparisons(self, task: _Task) -> list[Comparison]:
         """What is to be compared: parameter by parameter in the exact mode, else layer by layer."""
         some = [part for _, _, part in task.parts] + [rows for _, rows in task.leaves]
         nothing = torch.zeros_like(some[0][0] if some else next(iter(task.expected.values())))
         of_leaves = [grad / owner.factor for owner, grad in task.leaves]
         return self._by_parameter(task, of_leaves, nothing) if self._exact else self._by_layer(task, of_leaves, nothing)
 
-    def _by_parameter(self, task: _Task, of_leaves: list[Tensor], nothing: Tensor) -> list[_Job]:
+    def _by_parameter(self, task: _Task, of_leaves: list[Tensor], nothing: Tensor) -> list[Comparison]:
         found, square, expected = nothing, nothing, sum(task.expected.values(), nothing)
         for rows in [part for _, _, part in task.parts] + of_leaves:
             found, square = found + rows.sum(0), square + rows.square().sum(0)
@@ -140,10 +145,10 @@ class Checksum:
         for number, group in self._compared():
             for parameter, layer, local in _distinct(group):
                 at = layer.columns_of(local)
-                jobs.append(_Job({number}, [(parameter, layer, local)], found[at], expected[at], square[at], at))
+                jobs.append(Comparison({number}, [(parameter, layer, local)], found[at], expected[at], square[at], at))
         return jobs
 
-    def _by_layer(self, task: _Task, of_leaves: list[Tensor], nothing: Tensor) -> list[_Job]:
+    def _by_layer(self, task: _Task, of_leaves: list[Tensor], nothing: Tensor) -> list[Comparison]:
         found: dict[int, Tensor] = {}
         square: dict[int, Tensor] = {}
         for number, part in [(number, part) for _, number, part in task.parts] + task.noted:
@@ -153,26 +158,26 @@ class Checksum:
         compared = {number for number, _ in self._compared()}
         together = compared - found.keys() if task.leaves else set()
         jobs = [
-            self._job({number}, found.get(number, nothing), task, square.get(number, nothing))
+            self._compare({number}, found.get(number, nothing), task, square.get(number, nothing))
             for number in sorted(compared & (task.expected.keys() | found.keys()) - together)
         ]
         if together:
             rest = sum((rows.sum(0) for rows in of_leaves), nothing)
             rest = rest - sum((part.sum(0) for _, part in task.noted), nothing)
-            jobs.append(self._job(together, rest, task, sum((rows.square().sum(0) for rows in of_leaves), nothing)))
+            jobs.append(self._compare(together, rest, task, sum((rows.square().sum(0) for rows in of_leaves), nothing)))
         return jobs
 
-    def _compared(self) -> list[tuple[int, list[TappedLayer]]]:
+    def _compared(self) -> list[tuple[int, list[SketchedLayer]]]:
         """Not those of which compiled code has no taps, and coverage says so."""
         return [(n, g) for n, g in enumerate(self._groups) if not any(x.problem and not x.broken for x in g)]
 
-    def _job(self, groups: set[int], found: Tensor, task: _Task, square: Tensor) -> _Job:
+    def _compare(self, groups: set[int], found: Tensor, task: _Task, square: Tensor) -> Comparison:
         expected = sum((task.expected[g] for g in groups if g in task.expected), torch.zeros_like(found))
-        return _Job(
+        return Comparison(
             groups, [item for g in groups for item in _distinct(self._groups[g])], found, expected, square, None
         )
 
-    def _verdicts(self, jobs: list[_Job]) -> tuple[set[int], bool]:
+    def _verdicts(self, jobs: list[Comparison]) -> tuple[set[int], bool]:
         """The groups whose parts do not add up, and whether all could be compared."""
         if not jobs:
             return set(), True
@@ -188,13 +193,13 @@ class Checksum:
         for job in finite:
             scale = own[id(job)][1] + OF_LAYER * max(of_group[g] for g in job.groups) + OF_MODEL * of_model
             allowed[id(job)] = self._tolerance(job) * scale
-        failing = [_Missing(job, allowed[id(job)]) for job in finite if own[id(job)][0] > allowed[id(job)]]
+        failing = [Missing(job, allowed[id(job)]) for job in finite if own[id(job)][0] > allowed[id(job)]]
         bad = {group for missing in no_penalty(failing) for group in missing.job.groups}
         return bad, len(finite) == len(jobs)
 
-    def _tolerance(self, job: _Job) -> float:
+    def _tolerance(self, job: Comparison) -> float:
         parameter = job.parameters[0][0]
-        return REDUCED if self.reduced or parameter.is_cuda or parameter.dtype in HALF else TOLERANCE
+        return REDUCED if self._in_half or parameter.is_cuda or parameter.dtype in HALF else TOLERANCE
 
     def _without(self, grad: Tensor, bad: set[int], task: _Task) -> Tensor:
         """What is left of the taps' sum without some groups."""
@@ -231,6 +236,9 @@ class _Task:
         self.expected: dict[int, Tensor] = {}
         self.tainted = False
 
+    def taint(self) -> None:
+        self.tainted = True
+
     def expect(self, group: int, sketch: Tensor) -> None:
         self.expected[group] = sketch if group not in self.expected else self.expected[group] + sketch
 
@@ -243,80 +251,10 @@ class _Task:
         self.tainted = self.tainted or other.tainted
 
 
-class _Job(NamedTuple):
-    """One comparison."""
-
-    groups: set[int]
-    parameters: list[tuple[Any, TappedLayer, str]]
-    found: Tensor
-    expected: Tensor
-    square: Tensor
-    columns: slice | None
-
-    def numbers(self) -> list[Tensor]:
-        """By how much the parts' sum is off, and how large they and the gradient are."""
-        expected = self.expected.double()
-        return [(expected - self.found).norm(), self.square.double().sum().sqrt() + expected.norm()]
-
-    def directions(self) -> list[Tensor]:
-        """Weights and their signs, matrices and vectors apart, as `found` and `expected` see gradients."""
-        found = [torch.zeros_like(self.found) for _ in range(4)]
-        for parameter, layer, local in self.parameters:
-            for number, value in enumerate((parameter.detach(), parameter.detach().sign())):
-                sketch = layer.sketch_gradient(local, value)
-                found[2 * number + (parameter.ndim < 2)] += sketch if self.columns is None else sketch[self.columns]
-        return found
-
-
-class _Missing:
-    """What one comparison lacks, against the directions of a penalty, as far as fitting needs it."""
-
-    def __init__(self, job: _Job, allowed: float) -> None:
-        self.job, self.allowed = job, allowed
-        residual = (job.expected - job.found).double().cpu()
-        basis = torch.stack([d.double().cpu() for d in job.directions()], 1)
-        self.size, self.square = len(residual), float(residual.square().sum())
-        self.gram, self.along = basis.t() @ basis, basis.t() @ residual
-
-    def left(self, factors: Tensor) -> float:
-        """As a multiple of what is allowed."""
-        square = self.square - 2 * factors @ self.along + factors @ self.gram @ factors
-        return math.sqrt(max(float(square), 0.0)) / self.allowed
-
-
-def no_penalty(failing: list[_Missing]) -> list[_Missing]:
-    """Those of which what is missing does not point along the weights and their signs, as a penalty's gradient does.
-
-    A penalty's factors are positive, and mostly the same for all parameters; those for which they are not have to be
-    large enough for factors of their own.
-    """
-    rest, out = list(failing), []
-    while rest:
-        factors = _fit(rest)
-        worst = max(rest, key=lambda missing: missing.left(factors))
-        if worst.left(factors) <= 1.0:
-            break
-        rest.remove(worst)
-        out.append(worst)
-    return [missing for missing in out if missing.size < 8 or missing.left(_fit([missing])) > 1.0]
-
-
-def _fit(missing: list[_Missing]) -> Tensor:
-    """The factors, none negative, of λ‖w‖² and λ‖w‖₁ that explain most."""
-    gram: Any = sum(m.gram for m in missing)
-    along: Any = sum(m.along for m in missing)
-    used = torch.arange(len(along))
-    while True:
-        some = torch.linalg.pinv(gram[used][:, used], hermitian=True) @ along[used]
-        if not len(used) or bool((some >= 0).all()):
-            return torch.zeros_like(along).index_copy_(0, used, some)
-        used = used[some > some.min()]
-
-
 class _OnGradient:
     """Sketches what enters one parameter's `.grad`."""
 
-    def __init__(self, checksum: Checksum, group: int, layer: TappedLayer, local: str) -> None:
+    def __init__(self, checksum: Checksum, group: int, layer: SketchedLayer, local: str) -> None:
         self.checksum, self.group, self.layer, self.local = checksum, group, layer, local
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
@@ -325,7 +263,7 @@ class _OnGradient:
                 self.checksum.task().expect(self.group, self.layer.sketch_gradient(self.local, grads[0].detach()))
 
 
-def _distinct(group: list[TappedLayer]) -> list[tuple[Any, TappedLayer, str]]:
+def _distinct(group: list[SketchedLayer]) -> list[tuple[Any, SketchedLayer, str]]:
     """The group's parameters as they are now, each once, with a layer that covers it and its name there."""
     found = {id(p): (p, layer, local) for layer in group for local, p in layer.now().items()}
     return list(found.values())

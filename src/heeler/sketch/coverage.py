@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from heeler.sketch.tapped_layer import survey
+from heeler.sketch.survey import survey
+from heeler.torch_private import unwrapped
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,6 @@ class Coverage:
 
 
 def coverable(model: nn.Module) -> int:
-    """How many parameters sketches of a model cover if all of its layers are tapped."""
-    found = survey(getattr(model, "_orig_mod", model))
+    """How many parameters sketches of a model cover if all of its layers are sketched."""
+    found = survey(unwrapped(model))
     return found.count(found.layers)

@@ -1,4 +1,4 @@
-"""The hooks of one tapped layer: forward keeps what its rule needs, backward makes this call's part of the sketch.
+"""The hooks of one sketched layer: forward keeps what its rule needs, backward makes this call's part of the sketch.
 
 In eager mode the backward hook sits on the autograd node that computed the module's output: the graph, and so every
 gradient, is exactly what it is without Heeler, and a call costs the host a few microseconds besides the rule's own
@@ -9,66 +9,77 @@ same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 
 from heeler.sketch import compiled
-from heeler.sketch.batch import BATCH_FIRST, Layout, NoBatchDimension, layouts_of
 from heeler.sketch.checksum import HALF
-from heeler.sketch.examples import Examples, current_stream
+from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension, RowLayout, row_layouts
 from heeler.sketch.layer_rules.base import Call
 from heeler.sketch.matrices import AnyMatrix
-from heeler.sketch.model_hook import ModelHook
-from heeler.sketch.passes import Pass, Slot
+from heeler.sketch.passes import Pass, Passes, Slot
 from heeler.sketch.recorder import Recorder
+from heeler.sketch.root_hooks import ModelHook
+from heeler.sketch.sketched_layer import SketchedLayer
 from heeler.sketch.tap import Tap
-from heeler.sketch.tapped_layer import TappedLayer
-
-_task_id = torch._C._current_graph_task_id
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
-_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+from heeler.torch_private import (
+    current_stream,
+    goes_into_grad,
+    graph_task,
+    keeps_graph,
+    node_of,
+    run_as_it_is,
+    saving_hooks,
+    transform,
+)
 
 
 class LayerHook(ModelHook):
     """The forward hook of one layer. In eager mode it runs for every layer of every step, so it is kept short."""
 
-    def __init__(self, recorder: Recorder, layer: TappedLayer) -> None:
+    def __init__(self, recorder: Recorder, layer: SketchedLayer) -> None:
         self.recorder, self.layer = recorder, layer
         self.matrix = layer.matrices[0] if layer.rule.is_linear else None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         recorder, layer = self.recorder, self.layer
-        compiling = torch.compiler.is_compiling()
-        if compiling and not (torch.is_grad_enabled() and recorder.running):
-            return None  # before anything else is read: the compiler guards what is, and this is the untapped variant
-        if recorder.checks.dye is not None:
-            recorder.checks.dye.see(layer, args, kwargs)
+        compiling = is_compiling()
+        if compiling and not (is_grad_enabled() and recorder.running):
+            return None  # before anything else is read: the compiler guards what is, and this is the unsketched variant
+        if recorder.checks.row_test is not None:
+            if transform() is None:
+                recorder.checks.row_test.see(layer, args, kwargs)
             return None
         slot = recorder.current
-        if slot is None or (layer.broken and id(layer) not in slot.tapped):
+        if slot is None or (layer.broken and id(layer) not in slot.recomputed):
             return None
         if isinstance(output, Tensor) and output.ndim > 2:
             slot.examples.note(output.shape)
         if compiling:
             if isinstance(output, Tensor) and output.dtype in HALF:
-                compiled.note_half(recorder.key)
-            compiled.lend_leaf(recorder.key)
+                compiled.call(recorder.key, "note_half")
+            compiled.call(recorder.key, "lend_leaf")
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
-        on_node = recorder.running
-        if not torch.is_grad_enabled():
-            if on_node:
-                slot.replayed = True  # a reentrant checkpoint runs its forward without gradients first
+        if slot.ignored or transform() is not None:
             return None
-        if not recorder.running and _task_id() == -1:  # neither in the model's forward nor run again by a checkpoint
+        in_forward = on_node = recorder.running and recorder.eager.thread == get_ident()
+        if not is_grad_enabled():
+            if in_forward:
+                slot.replay()  # a reentrant checkpoint runs its forward without gradients first
             return None
-        if _saving_hooks(True) is not None:  # a checkpoint of the other kind, which must see the same saved both times
-            slot.replayed, on_node = True, False
-            if not recorder.running:
-                if id(layer) not in slot.tapped:
+        if not in_forward and graph_task() == -1:  # neither in the model's forward nor run again by a checkpoint
+            return None
+        if saving_hooks(True) is not None:  # a checkpoint of the other kind, which must see the same saved both times
+            slot.replay()
+            on_node = False
+            if not in_forward:
+                if id(layer) not in slot.recomputed:
                     return None
-                return self._tap(slot, Call(args, kwargs, output, slot.examples.under(slot.tapped[id(layer)])))
+                return self._tap(slot, Call(args, kwargs, output, slot.examples.under(slot.recomputed[id(layer)])))
         if layer.broken:
             return None
         if layer.layout is None and recorder.checks.tests:
@@ -79,51 +90,85 @@ class LayerHook(ModelHook):
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         if not output.requires_grad:
             return None
-        source = _source(output)
-        if source is None or slot.stream != current_stream(output.device):
+        source = node_of(output)
+        on_gpu = output.is_cuda or slot.stream is not None
+        if source is None or (on_gpu and slot.stream != current_stream(output.device)):
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         node, number, shape = source
         known = slot.autocast is None and layer.layout in (None, BATCH_FIRST)
         matrix = self.matrix if known and args and _is_flat(args[0], slot.examples.batch) else None
         if matrix is not None:
-            kept = _project(layer, matrix, args[0])
+            kept = self._project(matrix, args[0])
         else:
-            kept = _keep(layer, slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
-        if kept is not None:
-            node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape, layer.layout))
-        elif layer.broken:
-            recorder.checks.spoil(slot.owner)
-        else:  # it lies in another way than it did
-            recorder.checks.meet_untested(layer, slot.owner)
+            kept = self._keep(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
+        if kept is None:
+            return self._miss(slot)
+        node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape, layer.layout))
         return None
 
+    def _miss(self, slot: Slot) -> None:
+        """A call's input cannot be kept: the rule failed, or the examples lie in another way than they did."""
+        checks = self.recorder.checks
+        if self.layer.broken:
+            checks.spoil(slot.owner)
+        else:
+            checks.meet_untested(self.layer, slot.owner)
+
     def _tap(self, slot: Slot, call: Call) -> Any:
-        """The output with a `Tap` on it; None where it cannot be tapped."""
+        """The output with a `Tap` on it; None where it cannot be sketched."""
+        recorder, compiling = self.recorder, is_compiling()
         output, examples = call.output, call.examples
         single = isinstance(output, Tensor)
         outputs = (output,) if single else _flat(output)
         if not outputs or not outputs[0].requires_grad:
             return None
-        if not torch.compiler.is_compiling():  # there is no place to add a part to in compiled code
-            # Not the pass's own: a tap's part is returned to autograd, never added in place.
-            examples = Examples(examples.batch, examples.batch_dim, examples.shapes, examples.layout)
-            examples.note_tap = self.recorder.checks.note_tap
-        kept = _keep(self.layer, slot, call)
+        if not compiling:  # not the pass's own: a tap's part is returned to autograd, never added in place
+            note_tap = recorder.checks.note_tap
+            examples = Examples(examples.batch, examples.batch_dim, examples.shapes, examples.layout, note_tap=note_tap)
+        kept = self._keep(slot, call)
         if kept is None:
-            if torch.compiler.is_compiling():
-                return None
-            if self.layer.broken:
-                self.recorder.checks.spoil(slot.owner)
-            else:
-                self.recorder.checks.meet_untested(self.layer, slot.owner)
-            return None
+            return None if compiling else self._miss(slot)
         if slot.replayed:
-            slot.tapped[id(self.layer)] = examples.layout
-        leaf = slot.leaf if slot.leaf is not None else self.recorder.add_leaf(slot)
+            slot.recomputed[id(self.layer)] = examples.layout
+        passes: Passes = recorder.compiled if compiling else recorder.eager
+        leaf = passes.leaf(slot)
         if leaf.shape[0] != examples.batch:
             leaf = leaf[: examples.batch]
-        tapped = Tap.apply(self.layer, examples, self.recorder.mean, leaf, len(outputs), *outputs, *kept)
+        tapped = Tap.apply(self.layer, examples, recorder.mean, leaf, len(outputs), *outputs, *kept)
         return tapped if single else _like(output, iter(tapped if len(outputs) > 1 else (tapped,)))
+
+    def _project(self, matrix: AnyMatrix, x: Tensor) -> tuple[Tensor, ...] | None:
+        """What `_keep` gives for a linear layer and one token per example, without asking its rule."""
+        try:
+            return (matrix.input(x.detach()),)
+        except Exception as error:
+            self.layer.fail(error)
+            return None
+
+    def _keep(self, slot: Slot, call: Call) -> tuple[Tensor, ...] | None:
+        """The rule's `keep`; None if the call cannot be sketched."""
+        layer, compiling = self.layer, is_compiling()
+        try:
+            if compiling:
+                with torch.no_grad():
+                    return layer.rule.keep(layer, call)
+            if slot.autocast is None:
+                return layer.rule.keep(layer, call)
+            # The input as it is: autocast would copy all of it once more (compiled, the copy is shared).
+            with torch.autocast(slot.autocast, enabled=False):
+                return layer.rule.keep(layer, call)
+        except NoBatchDimension as problem:
+            if compiling:
+                layer.miss(str(problem), layer.broken)
+            elif layer.layout is None or not row_layouts(call.input.shape, call.batch):
+                layer.leave_out(str(problem))
+        except Exception as error:
+            if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line
+                layer.miss(f"its rule failed: {error}", broken=True)
+                compiled.call(self.recorder.key, "warn_of_failed_rule", layer.name or "the model")
+            else:
+                layer.fail(error)
+        return None
 
 
 @dataclass(eq=False, slots=True)
@@ -135,25 +180,27 @@ class _NodeHook:
 
     recorder: Recorder
     owner: Pass
-    layer: TappedLayer
+    layer: SketchedLayer
     matrix: AnyMatrix | None
     kept: tuple[Tensor, ...]
     number: int
     shape: torch.Size | None
-    layout: Layout | None
+    layout: RowLayout | None
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         g, kept, owner = grads[self.number], self.kept, self.owner
         if g is None or not kept:
             return
-        task = _task_id()
-        if not (owner.counts if owner.task == task else self.recorder.begin(owner, task, g.device, _goes_into_grad())):
+        task = graph_task()
+        if owner.task != task:
+            self.recorder.eager.reach(owner, task, g.device, goes_into_grad())
+        if not owner.counts:
             return
-        if not _keeps_graph():
+        if not keeps_graph():
             self.kept = ()
         if self.shape is not None:
             g = g.reshape(self.shape)
-        if torch.is_grad_enabled():  # backward(create_graph=True)
+        if is_grad_enabled():  # backward(create_graph=True)
             with torch.no_grad():
                 self._add(g.detach(), kept)
         else:
@@ -163,10 +210,10 @@ class _NodeHook:
         layer, matrix, owner, check = self.layer, self.matrix, self.owner, self.recorder.checks.check
         if layer.broken:
             return
-        examples = owner.examples.under(self.layout)
+        examples = owner.examples
         try:
             if matrix is None:
-                part = layer.rule.sketch(layer, examples, (g,), *kept)
+                part = layer.rule.sketch(layer, examples.under(self.layout), (g,), *kept)
             else:
                 part = matrix.deliver(examples, matrix.grad(g), kept[0])
             if part is not None and examples.sums is not None:
@@ -178,74 +225,9 @@ class _NodeHook:
             self.recorder.checks.spoil(owner)
 
 
-def _project(layer: TappedLayer, matrix: AnyMatrix, x: Tensor) -> tuple[Tensor, ...] | None:
-    """What `_keep` gives for a linear layer and one token per example, without asking its rule."""
-    try:
-        return (matrix.input(x.detach()),)
-    except Exception as error:
-        layer.fail(error)
-        return None
-
-
-def _keep(layer: TappedLayer, slot: Slot, call: Call) -> tuple[Tensor, ...] | None:
-    """The rule's `keep`; None if the call cannot be tapped."""
-    compiling = torch.compiler.is_compiling()
-    try:
-        if compiling:
-            with torch.no_grad():
-                return layer.rule.keep(layer, call)
-        if slot.autocast is None:
-            return layer.rule.keep(layer, call)
-        # The input as it is: autocast would copy all of it once more (compiled, the copy is shared).
-        with torch.autocast(slot.autocast, enabled=False):
-            return layer.rule.keep(layer, call)
-    except NoBatchDimension as problem:
-        if compiling:
-            layer.problem = str(problem)
-        elif layer.layout is None or not layouts_of(call.input.shape, call.batch):
-            layer.leave_out(str(problem))
-    except Exception as error:
-        if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line
-            layer.problem, layer.broken = f"its rule failed: {error}", True
-            compiled.warn_of_failed_rule(layer.name or "the model")
-        else:
-            layer.fail(error)
-    return None
-
-
-def _goes_into_grad() -> bool:
-    """Whether the backward under way adds to `.grad`, as `loss.backward()` does and `autograd.grad` does not.
-
-    Asked of the parameters under the node that is being computed.
-    """
-    below: Any = torch._C._current_autograd_node()
-    for node, _ in below.next_functions:
-        while node is not None and len(node.next_functions) == 1:  # a transpose or a cast of the weight
-            node = node.next_functions[0][0]
-        if node is not None and type(node).__name__ == "AccumulateGrad":
-            try:
-                return torch._C._will_engine_execute_node(node)
-            except RuntimeError:  # it will hand its gradient to the caller
-                return False
-    return True
-
-
 def _is_flat(x: Any, batch: int) -> bool:
     """Whether this is (B, n) in single precision: small models see nothing else, and to them every call counts."""
     return isinstance(x, Tensor) and x.ndim == 2 and x.shape[0] == batch and x.dtype == torch.float32
-
-
-def _source(output: Tensor) -> tuple[Any, int, torch.Size | None] | None:
-    """The node that computed this output, which of its outputs it is, and the shape to give its gradient.
-
-    A view's own node is forgotten when the view is written to (`ReLU(inplace=True)` after a linear layer on three
-    dimensions), so the node of the tensor that it views is taken. None where there is no such node.
-    """
-    if not output._is_view():
-        return None if output.grad_fn is None else (output.grad_fn, output.output_nr, None)
-    base: Any = output._base
-    of_all = base.numel() == output.numel() and base.is_contiguous() and output.is_contiguous()
-    return (base.grad_fn, base.output_nr, output.shape) if of_all and base.grad_fn is not None else None
 
 
 def _flat(output: Any) -> tuple[Tensor, ...]:
@@ -268,4 +250,4 @@ def _like(output: Any, tensors: Any) -> Any:
 
 
 # Compiled in place, a layer of torch's own has no frame of its own but this hook's.
-compiled.run_as_it_is(LayerHook.__call__)
+run_as_it_is(LayerHook.__call__)

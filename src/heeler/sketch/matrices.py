@@ -12,7 +12,6 @@ array: their cross terms have mean zero. In the exact mode R and C are identitie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heeler.sketch import fused
+from heeler.sketch.examples import Examples, Sums
 from heeler.sketch.projection import (
     Constant,
     Projection,
@@ -30,9 +30,6 @@ from heeler.sketch.projection import (
     random_signs,
     split_for,
 )
-
-if TYPE_CHECKING:
-    from heeler.sketch.examples import Examples, Sums
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class Matrix:
         size = signs.shape[1] * xp.shape[2]
         if size == self.dim and sums is not None:
             if sums.parts is None:
-                sums.parts = fused.contract(g, signs, xp, first, blocks)
+                sums.begin_parts(fused.contract(g, signs, xp, first, blocks))
                 return None
             if sums.parts.shape == fused.parts_shape(g.shape[0], g.shape[1], size):
                 fused.contract_into(sums.parts, g, signs, xp, first, blocks)
@@ -146,13 +143,14 @@ class Matrix:
         sums = examples.sums
         if sums is None or gp.dtype != torch.float32 or xp.dtype != torch.float32:
             return self.contract(gp, xp)
-        if sums.total is None and gp.ndim == 2 and self.k_grad * self.k_input == self.dim:
-            gp = gp * sums.factor  # the first part, and often the only one: what is written is the sum
-            left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
-            sums.total = (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1)
-            return None
+        first = sums.total is None and gp.ndim == 2 and self.k_grad * self.k_input == self.dim
+        if first:  # and often the only one: what is written is the sum
+            gp = gp * sums.factor
         left, right = (gp, xp) if self.spec.grad_is_rows else (xp, gp)
-        add_outer(sums.room(), 0, left, right, sums.factor)
+        if first:
+            sums.begin((left.unsqueeze(2) * right.unsqueeze(1)).flatten(1))
+        else:
+            add_outer(sums.room(), 0, left, right, sums.factor)
         return None
 
     def contract(self, gp: Tensor, xp: Tensor) -> Tensor:
@@ -171,17 +169,14 @@ class Matrix:
         """The sketch (K,) of a gradient of the weight, of any shape."""
         left, right = (self.of_grad, self.of_input) if self.spec.grad_is_rows else (self.of_input, self.of_grad)
         full = gradient.reshape(self.spec.rows, self.spec.cols).float()
-        return self._placed((left.like(full).t() @ full @ right.like(full)).flatten())
+        return place((left.like(full).t() @ full @ right.like(full)).flatten(), 0, self.dim)
 
     def of_bias(self, gradient: Tensor) -> Tensor:
         """The sketch (K,) of a gradient of the bias."""
         assert self.of_ones is not None
         g = gradient.flatten().float()
         pair = (g @ self.of_grad.like(g), self.of_ones.like(g))
-        return self._placed(torch.outer(*(pair if self.spec.grad_is_rows else pair[::-1])).flatten())
-
-    def _placed(self, flat: Tensor) -> Tensor:
-        return place(flat[None], 0, self.dim)[0]
+        return place(torch.outer(*(pair if self.spec.grad_is_rows else pair[::-1])).flatten(), 0, self.dim)
 
 
 class ExactMatrix:
@@ -198,8 +193,7 @@ class ExactMatrix:
     def input_filter(self, like: Tensor) -> Tensor:
         return self._eye.like(like)
 
-    def input_offset(self, like: Tensor) -> Tensor | None:
-        return None
+    def input_offset(self, like: Tensor) -> None: ...
 
     def input(self, a: Tensor) -> Tensor:
         return a
@@ -248,11 +242,11 @@ class ExactMatrix:
 
     def of_weight(self, gradient: Tensor) -> Tensor:
         assert self.weight_at is not None
-        return place(gradient.flatten()[None].float(), self.weight_at, self.dim)[0]
+        return place(gradient.flatten().float(), self.weight_at, self.dim)
 
     def of_bias(self, gradient: Tensor) -> Tensor:
         assert self.bias_at is not None
-        return place(gradient.flatten()[None].float(), self.bias_at, self.dim)[0]
+        return place(gradient.flatten().float(), self.bias_at, self.dim)
 
 
 class Vector:
@@ -275,8 +269,7 @@ class ExactVector:
     def __init__(self, dim: int, at: int) -> None:
         self.dim, self.at = dim, at
 
-    def move(self, device: torch.device) -> None:
-        pass
+    def move(self, device: torch.device) -> None: ...
 
     def write(self, v: Tensor) -> Tensor:
         return place(v.float(), self.at, self.dim)
@@ -302,8 +295,8 @@ def add_outer(total: Tensor, at: int, left: Tensor, right: Tensor, factor: int) 
 
 
 def place(v: Tensor, at: int, dim: int) -> Tensor:
-    """(B, n) → (B, dim), zero outside [at, at + n)."""
-    return F.pad(v, (at, dim - at - v.shape[1]))
+    """(..., n) → (..., dim), zero outside [at, at + n)."""
+    return F.pad(v, (at, dim - at - v.shape[-1]))
 
 
 AnyMatrix = Matrix | ExactMatrix

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from heeler.sketch.fused import BLOCK_COLUMNS as BLOCK
+from heeler.torch_private import mark_static
 
 VERSION = 1
 """Raised whenever the same seed and names come to draw other projections: sketches saved before do not fit those after.
@@ -127,8 +128,8 @@ class Constant:
     def move(self, device: torch.device) -> None:
         self.single, self.half = self.single.to(device), self.half.to(device)
         if device.type == "cuda":  # else CUDA graphs copy them in every step
-            torch._dynamo.mark_static_address(self.single)
-            torch._dynamo.mark_static_address(self.half)
+            mark_static(self.single)
+            mark_static(self.half)
 
     def like(self, other: Tensor) -> Tensor:
         if other.dtype == torch.bfloat16:
@@ -158,4 +159,4 @@ class Projection(Constant):
             self._packed.move(device)
             self.blocks = self.blocks.to(device)
             if device.type == "cuda":
-                torch._dynamo.mark_static_address(self.blocks)
+                mark_static(self.blocks)

@@ -1,21 +1,32 @@
-"""The hooks on the model itself: its forward begins, and ends."""
+"""The hooks on the model itself, and on the wrapper of a compiled one: its forward begins, and ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 
 from heeler.sketch import compiled
-from heeler.sketch.batch import first_tensor
-from heeler.sketch.model_hook import ModelHook
-from heeler.sketch.passes import Slot
+from heeler.sketch.examples import first_tensor
 from heeler.sketch.recorder import Recorder
-from heeler.sketch.tap import Marker
+from heeler.torch_private import run_as_it_is, transform, unwrapped
 
 SizeOf = Callable[[tuple[Any, ...], dict[str, Any]], int]
+BatchOf = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Tensor | None, int | None]]
+
+
+class ModelHook:
+    """A hook that `copy.deepcopy(model)`, `AveragedModel(model)` and `torch.save(model)` leave behind.
+
+    In its place they have a function that takes anything and returns None. It is one of Python's own, since a saved
+    model must load where Heeler is not installed, and one that `torch.compile` can trace.
+    """
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")
 
 
 class BeginHook(ModelHook):
@@ -29,52 +40,34 @@ class BeginHook(ModelHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder = self.recorder
-        if torch.compiler.is_compiling():
-            recorder.running = False
-            compiled.meet_root(recorder.key)
-            if torch.is_grad_enabled() and recorder.tapping:  # nothing else is read: one guard, two variants
-                self._begin_traced(args, kwargs)
+        if is_compiling():
+            recorder.leave()
+            compiled.call(recorder.key, "meet_root")
+            if is_grad_enabled() and recorder.tapping:  # nothing else is read: one guard, two variants
+                found, batch = self.batch_of(args, kwargs)
+                if batch:
+                    recorder.compiled.begin(module, batch, found)
+                else:
+                    recorder.lose(batch)
             return
-        if recorder.checks.dye is not None:
-            return
-        recorder.running = False
-        if not torch.is_grad_enabled():
+        if recorder.checks.row_test is not None or transform() is not None or not is_grad_enabled():
             return
         if not recorder.enabled:
-            recorder.checks.taint()
+            recorder.eager.ignore()
             return
         found, batch = self.batch_of(args, kwargs)
         if not batch:
-            self._lose(batch)
+            recorder.lose(batch)
             return
-        recorder.lost = False
         if not recorder.sketching:
-            recorder.current = None
+            recorder.hold(None)
             recorder.count(module, batch)
             return
         if found is not None and found.device != recorder.device:
             recorder.move(found.device)
         if recorder.checks.untested:
-            recorder.checks.test_layouts(module, args, kwargs, found, batch)
-        recorder.open(module, batch, [] if found is None else [found.shape], found)
-
-    def _begin_traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The same where the compiler traces it together with the forward, for the tapped variant."""
-        recorder = self.recorder
-        found, batch = self.batch_of(args, kwargs)
-        if not batch:
-            self._lose(batch)
-            return
-        recorder.lost = False
-        device = recorder.device if found is None else found.device
-        armed = capacity = int(recorder.capacity)
-        while batch > capacity:
-            capacity = max(8, 2 * capacity)
-        if capacity > armed or device != recorder.device:
-            index = -1 if device.index is None else device.index
-            compiled.prepare(recorder.key, capacity, device.type, index)
-        compiled.look(recorder.key)
-        recorder.open_traced(batch, [] if found is None else [found.shape])
+            recorder.checks.test_rows(module, args, kwargs, found, batch)
+        recorder.eager.begin(module, batch, found)
 
     def batch_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int | None]:
         """The first tensor among the arguments that can hold the batch, and the batch's size; None where there is none.
@@ -86,18 +79,12 @@ class BeginHook(ModelHook):
             found = first_tensor((args, kwargs), self.recorder.batch_dim + 1)
         if self.size_of is None:
             return found, None if found is None else found.shape[self.recorder.batch_dim]
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return found, self.size_of(args, kwargs)
         try:
             return found, self.size_of(args, kwargs)
         except Exception:
             return found, None
-
-    def _lose(self, batch: int | None) -> None:
-        """This forward has no pass: its batch is empty, or (None) cannot be told."""
-        self.recorder.current, self.recorder.lost = None, batch is None
-        if batch is None:
-            compiled.warn_of_lost_batch(self.recorder.key)
 
 
 class EndHook(ModelHook):
@@ -106,38 +93,66 @@ class EndHook(ModelHook):
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         recorder = self.recorder
-        if not recorder.running:  # before anything else is read, as in `LayerHook`
-            return None
-        slot = recorder.current
-        if slot is None or recorder.checks.dye is not None:
-            return None
-        recorder.running = False
-        if slot.replayed:
-            return _mark(output, recorder, slot)
-        if torch.compiler.is_compiling():
-            recorder.close_traced(slot)
-        return None
+        if is_compiling():
+            if recorder.running:  # nothing else is read, as above
+                recorder.compiled.end(output)
+        elif recorder.current is not None and recorder.checks.row_test is None:
+            recorder.eager.end(output)
 
 
-def _mark(output: Any, recorder: Recorder, slot: Slot) -> Any:
-    """Put a Marker on every output that carries gradients."""
+class _Before(ModelHook):
+    """Outside the compiled code: test whose rows they are, stamp the pass or count it, and forget the last one.
 
-    def announce() -> None:
-        recorder.announce(slot)
+    batch_of: (args, kwargs) → the tensor that holds the batch, if one does, and the batch's size, if it can be told.
+    """
 
-    if isinstance(output, Tensor):
-        return Marker.apply(announce, output) if output.requires_grad else output
-    if isinstance(output, dict):
-        for name in list(output):
-            output[name] = _mark(output[name], recorder, slot)
-        return output
-    if isinstance(output, (tuple, list)):
-        items = [_mark(item, recorder, slot) for item in output]
-        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
-    return output
+    def __init__(self, recorder: Recorder, batch_of: BatchOf) -> None:
+        self.recorder, self.batch_of = recorder, batch_of
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder = self.recorder
+        if transform() is not None:
+            return
+        recorder.hold(None)
+        recorder.compiled.hush()
+        if not (recorder.enabled and is_grad_enabled() and recorder.checks.row_test is None):
+            return
+        found, rows = self.batch_of(args, kwargs)
+        if not rows:
+            return
+        if not recorder.sketching:
+            recorder.count(unwrapped(module), rows)
+        elif recorder.checks.untested:
+            recorder.checks.test_rows(unwrapped(module), args, kwargs, found, rows)
+        recorder.compiled.announce(rows, found)
+
+
+class _After(ModelHook):
+    """Notices when the taps inside did not run."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        recorder = self.recorder
+        if transform() is not None:
+            return
+        recorder.compiled.hush()
+        if output is None:  # the forward failed
+            return
+        wanted = recorder.tapping and not recorder.lost and recorder.checks.row_test is None
+        if wanted and is_grad_enabled() and recorder.current is None:
+            raise compiled.HooksNotTraced(f"a compiled forward ran without its taps. {compiled.ADVICE}")
+
+
+def watch(wrapper: nn.Module, recorder: Recorder, batch_of: BatchOf) -> list[Any]:
+    """Hooks outside the compiled region."""
+    recorder.compiled.listen()
+    before = wrapper.register_forward_pre_hook(_Before(recorder, batch_of), with_kwargs=True)
+    return [before, wrapper.register_forward_hook(_After(recorder), always_call=True)]
 
 
 for _hook in (BeginHook, EndHook):
-    compiled.run_as_it_is(_hook.__call__)
+    run_as_it_is(_hook.__call__)

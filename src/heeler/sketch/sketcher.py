@@ -13,11 +13,12 @@ from heeler.sketch.backward_count import BackwardCount
 from heeler.sketch.budget import Layers, choose, prices
 from heeler.sketch.coverage import Coverage, Line
 from heeler.sketch.layer_hooks import LayerHook
-from heeler.sketch.listener import Nobody, SketchListener
 from heeler.sketch.matrices import AnyMatrix, AnyVector
+from heeler.sketch.passes import Nobody, SketchListener
 from heeler.sketch.recorder import Recorder
-from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf
-from heeler.sketch.tapped_layer import clean_name, draw, lay_out, survey
+from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf, watch
+from heeler.sketch.survey import assign_columns, clean_name, draw, survey
+from heeler.torch_private import compile_anew, is_compiled, unwrapped, version
 
 Dim = int | Callable[[int], int]
 BatchDim = int | SizeOf
@@ -30,7 +31,7 @@ class Sketcher:
     backwards through one forward add up as long as the pass has not been popped; what comes later is forgotten.
 
     Args:
-        model: any module; attach before its first compiled call.
+        model: any module. What was compiled of it before is compiled once more, with the hooks.
         listener: told about forwards and backwards.
         dim: K, how many numbers a sketch has, or a function that tells it from the number of covered parameters. Where
             K is at least that number, the sketch is the exact gradient, and `sketcher.dim` is that number. Otherwise a
@@ -61,8 +62,10 @@ class Sketcher:
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
-        compiled.refuse_if_called(model)
-        root = getattr(model, "_orig_mod", model)
+        self._is_compiled = is_compiled(model)
+        if self._is_compiled and not compile_anew(model):
+            raise compiled.HooksNotTraced(f"a compiled model has been called before. {compiled.ADVICE}")
+        root = unwrapped(model)
         found = survey(root)
         if not found.parameters:
             raise ValueError("the model has no trainable parameter to sketch")
@@ -73,7 +76,6 @@ class Sketcher:
             layers = "all"
         # Layers cost what those of a sketch would that is not exact, and leaves some out.
         length = length_of(1 << 60)
-        self._is_compiled = compiled.is_compiled(model)
         self._layers = choose(found.layers, layers, length, device, self._is_compiled)
         count = found.count(self._layers)
         if not count:
@@ -82,7 +84,7 @@ class Sketcher:
         self.dim = count if self.exact else length_of(count)
         self.seed, self.reduction = seed, reduction
         if self.exact:
-            lay_out(self._layers, found, device)
+            assign_columns(self._layers, found, device)
         else:
             draw(self._layers, found, self.dim, seed, device)
 
@@ -98,8 +100,8 @@ class Sketcher:
             scaler=scaler,
             exact=self.exact,
             listener=Nobody() if listener is None else listener,
+            is_compiled=self._is_compiled,
         )
-        self._recorder.is_compiled = self._is_compiled
         size_of = batch_dim if callable(batch_dim) else None
         begin = BeginHook(self._recorder, size_of)
         self._handles = [root.register_forward_pre_hook(begin, with_kwargs=True, prepend=True)]
@@ -109,7 +111,7 @@ class Sketcher:
             hook = LayerHook(self._recorder, layer)
             self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
         if root is not model:
-            self._handles += compiled.watch(model, self._recorder, begin.batch_of)
+            self._handles += watch(model, self._recorder, begin.batch_of)
         self._backwards = BackwardCount()
         self._backwards.watch(self._covered())
 
@@ -132,9 +134,9 @@ class Sketcher:
 
     @property
     def sketching(self) -> bool:
-        """False: forwards are counted (`SketchListener.forward_counted`) and nothing is tapped.
+        """False: forwards are counted (`SketchListener.forward_counted`) and nothing is sketched.
 
-        Compiled code has a variant for either, each compiled when it is first needed: the untapped one is what the
+        Compiled code has a variant for either, each compiled when it is first needed: the unsketched one is what the
         compiler makes of the model alone.
         """
         return self._recorder.sketching
@@ -171,11 +173,11 @@ class Sketcher:
     @property
     def weights_version(self) -> int:
         """Changes with every step of an optimizer."""
-        return sum(p._version for p in self._survey.parameters.values())
+        return version(self._survey.parameters.values())
 
     @property
-    def tapped(self) -> list[str]:
-        """The tapped layers' names."""
+    def sketched(self) -> list[str]:
+        """The sketched layers' names."""
         return [layer.name or "the model" for layer in self._layers]
 
     @property
@@ -201,7 +203,7 @@ class Sketcher:
         return [part for layer in self._layers for part in (*layer.matrices, *layer.vectors.values())]
 
     def estimated_ratio(self) -> float | None:
-        """A tapped step's time over a plain one's by the cost model that chooses layers; None where it knows no cost.
+        """A sketched step's time over a plain one's by the cost model that chooses layers; None where it knows no cost.
 
         Right within a factor of two or so.
         """
@@ -222,18 +224,22 @@ class Sketcher:
         """Leave out exactly these layers, by name, as a run did that is gone on with; take the others in again."""
         for layer in self._layers:
             if layer.name in names:
-                layer.problem, layer.broken = names[layer.name], True
+                layer.miss(names[layer.name], broken=True)
             elif layer.broken:
                 layer.take_in()
                 self._recorder.checks.meet_new()
 
+    def leave_out(self, names: dict[str, str]) -> None:
+        """Leave these layers out, too."""
+        self.set_left_out({**self.left_out, **names})
+
     def detach(self) -> None:
-        """Remove every hook; the model is as it was."""
+        """Remove every hook; the model is as it was. Nothing of it, of a loss or of the listener's is held any more."""
         self._backwards.remove()
-        self._recorder.detach()
-        for handle in self._handles:
+        handles, self._handles = self._handles, []
+        for handle in handles:
             handle.remove()
-        self._handles = []
+        self._recorder.close()
 
 
 def _length_of(dim: Dim) -> Callable[[int], int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-if TYPE_CHECKING:
-    from heeler.sketch.examples import Examples
-    from heeler.sketch.tapped_layer import TappedLayer
+from heeler.sketch.examples import Examples
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 class Tap(torch.autograd.Function):
@@ -23,7 +23,7 @@ class Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, layer: TappedLayer, examples: Examples, mean: bool, leaf: Tensor, n: int, *tensors: Tensor
+        ctx: Any, layer: SketchedLayer, examples: Examples, mean: bool, leaf: Tensor, n: int, *tensors: Tensor
     ) -> Any:
         ctx.layer, ctx.examples, ctx.mean, ctx.arity = layer, examples, mean, len(tensors)
         ctx.dim = leaf.shape[1]
@@ -38,9 +38,9 @@ class Tap(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         sketch = None
         layer, examples = ctx.layer, ctx.examples
-        if any(g is not None for g in grads) and not (layer.broken and not torch.compiler.is_compiling()):
+        if any(g is not None for g in grads) and not (layer.broken and not is_compiling()):
             kept = ctx.saved_tensors
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 sketch = layer.rule.sketch(layer, examples, grads, *kept)
             else:
                 try:
@@ -56,17 +56,3 @@ class Tap(torch.autograd.Function):
             if ctx.mean and sketch is not None:
                 sketch = sketch * examples.batch
         return (None, None, None, sketch, None, *grads, *(None,) * (ctx.arity - len(grads)))
-
-
-class Marker(torch.autograd.Function):
-    """An identity whose backward says which pass is about to be recomputed by activation checkpointing."""
-
-    @staticmethod
-    def forward(ctx: Any, announce: Any, out: Tensor) -> Tensor:
-        ctx.announce = announce
-        return out.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.announce()
-        return None, grads[0]

@@ -8,19 +8,16 @@ price of one more forward and backward of the attention itself, so it is not amo
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension
 from heeler.sketch.layer_rules.base import Call, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 @register(nn.MultiheadAttention)
@@ -32,7 +29,7 @@ class AttentionRule(LayerRule):
             raise LeftOut("attention dropout: the mask that was drawn cannot be drawn again")
         if module.bias_k is not None or module.add_zero_attn:
             raise LeftOut("add_bias_kv and add_zero_attn are not supported")
-        if not module._qkv_same_embed_dim:
+        if module.in_proj_weight is None:
             raise LeftOut("kdim and vdim other than embed_dim are not supported")
         self.module = module
         d = module.embed_dim
@@ -56,14 +53,14 @@ class AttentionRule(LayerRule):
     def rows(self, call: Call) -> Tensor:
         return torch.cat([x.flatten(1) for x in self._inputs(call)], 1)
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         q, k, v = self._inputs(call)
         padding = call.argument(3, "key_padding_mask")
         mask = call.argument(5, "attn_mask")
         merged = _merge_masks(mask, padding, call.batch, self.module.num_heads, q)
         return (q, k, v) if merged is None else (q, k, v, merged)
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
         g = grads[0]
         if g is None or (len(grads) > 1 and grads[1] is not None):
             raise ValueError("the attention weights were trained through; leave this layer out with layers=...")

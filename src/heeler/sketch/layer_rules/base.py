@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.batch import Layout, NoBatchDimension
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import Examples, NoBatchDimension, RowLayout
 from heeler.sketch.matrices import MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
-
+from heeler.sketch.sketched_layer import SketchedLayer
 
 Grads = tuple[Tensor | None, ...]
 """Of a module's output tensors; None where one got none."""
@@ -72,7 +68,7 @@ class Call:
 
 
 class LayerRule:
-    """Base class; see the package's docstring for how to write one. An instance serves one module."""
+    """Base class; docs/layer-rules.md says how to write one. An instance serves one module."""
 
     matrices: list[MatrixSpec]
     vectors: dict[str, int]
@@ -82,7 +78,7 @@ class LayerRule:
     is_linear: ClassVar[bool] = False
     """`keep` is its one matrix's `input` of the first argument, and `sketch` that matrix's `sketch`."""
 
-    natural_layout: Layout | None = None
+    natural_layout: RowLayout | None = None
     """Where the layer itself says how the batch lies in its input, as a convolution does; None where any may be."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -94,15 +90,19 @@ class LayerRule:
         """Fill `matrices` and `vectors`, or raise LeftOut."""
         raise NotImplementedError
 
+    def settle(self, matrices: list[MatrixSpec]) -> None:
+        """The same matrices, with what the whole model tells of them."""
+        self.matrices = matrices
+
     def rows(self, call: Call) -> Tensor:
         """The call's input as this rule splits it, (B, ...)."""
         return call.split(call.input)
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         """In forward, without gradients: the tensors that `sketch` will need."""
         raise NotImplementedError
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
         """In backward: this call's part of the (B, K) sketch, or None where `Matrix.sketch` gave None.
 
         `grads` belong to the module's output tensors.

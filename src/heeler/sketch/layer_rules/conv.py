@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
-from heeler.sketch.examples import Examples
-from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, guess_positions, register
+from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension
+from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, LeftOut, guess_positions, register
 from heeler.sketch.matrices import ExactMatrix, MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
+from heeler.torch_private import explicit_padding
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -28,7 +26,9 @@ class ConvRule(LayerRule):
         self.kernel = tuple(module.kernel_size)
         self.geometry = (module.stride, module.padding, module.dilation, module.groups)
         self.pad_mode = module.padding_mode
-        self.pads = module._reversed_padding_repeated_twice
+        self.pads: Any = explicit_padding(module)
+        if self.pad_mode != "zeros" and self.pads is None:
+            raise LeftOut(f"padding_mode={self.pad_mode!r} of a version of PyTorch that does not tell its padding")
         self.per_group = module.in_channels // module.groups
         cols = math.prod(module.weight.shape[1:])
         bias = None if module.bias is None else "bias"
@@ -40,7 +40,7 @@ class ConvRule(LayerRule):
             raise NoBatchDimension(f"a convolution of shape {tuple(a.shape)} without the batch in dimension 0")
         return a
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         a, matrix = self.rows(call), layer.matrices[0]
         stride, padding, dilation, groups = self.geometry
         filters = matrix.input_filter(a).t().reshape(-1, self.per_group, *self.kernel)
@@ -56,7 +56,7 @@ class ConvRule(LayerRule):
             return (xp,)  # (B, T·G, k)
         return (xp.flatten(2).transpose(1, 2),)  # (B, T, k)
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
         matrix, g = layer.matrices[0], grads[0]
         if g is None:
             raise ValueError("a convolution's output got no gradient")

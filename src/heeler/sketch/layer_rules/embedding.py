@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import NoBatchDimension
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import Examples, NoBatchDimension
 from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 @register(nn.Embedding)
@@ -36,14 +33,14 @@ class EmbeddingRule(LayerRule):
             raise NoBatchDimension(f"ids of shape {tuple(ids.shape)} do not belong to single examples")
         return call.split(ids.unsqueeze(-1)).flatten(1)
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         ids = self.rows(call)
         rows = F.embedding(ids, layer.matrices[0].input_filter(layer.like))
         if self.padding_idx is not None:  # its gradient is zero by definition
             rows = torch.where((ids == self.padding_idx).unsqueeze(-1), 0.0, rows)
         return (rows,)
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
         matrix, g = layer.matrices[0], grads[0]
         if g is None:
             raise ValueError("an embedding's output got no gradient")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,9 +10,7 @@ from heeler.sketch import fused
 from heeler.sketch.examples import Examples
 from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, register
 from heeler.sketch.matrices import MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 @register(nn.Linear)
@@ -23,10 +21,10 @@ class LinearRule(LayerRule):
         bias = None if module.bias is None else "bias"
         self.matrices = [MatrixSpec("weight", bias, module.out_features, module.in_features, hidden=True)]
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         return (layer.matrices[0].input(call.split(call.input)),)
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor | None:
         matrix, g = layer.matrices[0], grads[0]
         if g is None:
             raise ValueError("a linear layer's output got no gradient")

@@ -7,18 +7,15 @@ and the parts add up to the whole.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension
 from heeler.sketch.layer_rules.base import Call, Cost, Grads, LayerRule, LeftOut, guess_positions, register
-
-if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 class NormRule(LayerRule):
@@ -46,11 +43,11 @@ class NormRule(LayerRule):
     def rows(self, call: Call) -> Tensor:
         return self.by_feature(call.examples, call.input)
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         self.rows(call)  # says now, not in backward, if the examples cannot be found
         return (call.input,)
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
         if grads[0] is None:
             raise ValueError("a norm's output got no gradient")
         g = grads[0] if grads[0].dtype == torch.float64 else grads[0].float()
@@ -108,7 +105,7 @@ class GroupNormRule(DimensionOne):
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 class BatchNormRule(DimensionOne):
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         """The batch's own statistics, or, for a frozen layer, the running ones as they are now."""
         (x,) = super().keep(layer, call)
         if self.module.training or self.module.running_mean is None:

@@ -10,18 +10,15 @@ not among the default ones: ask for them with layers="all" or a predicate. Dropo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.batch import BATCH_FIRST, NoBatchDimension
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension
 from heeler.sketch.layer_rules.base import Call, Grads, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
-
-if TYPE_CHECKING:
-    from heeler.sketch.tapped_layer import TappedLayer
+from heeler.sketch.sketched_layer import SketchedLayer
 
 
 @register(nn.LSTM, nn.GRU)
@@ -55,7 +52,7 @@ class RecurrentRule(LayerRule):
             raise NoBatchDimension(f"a recurrent layer over shape {tuple(call.input.shape)}: no batch of {call.batch}")
         return x
 
-    def keep(self, layer: TappedLayer, call: Call) -> tuple[Tensor, ...]:
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
         """The input and the initial state, time first: (T, B, n), (runs, B, h), and for an LSTM the cells."""
         x = self.rows(call).transpose(0, 1)
         state = call.argument(1, "hx")
@@ -64,7 +61,7 @@ class RecurrentRule(LayerRule):
             return (x, zeros, zeros) if self.is_lstm else (x, zeros)
         return (x, *(s.detach() for s in state)) if self.is_lstm else (x, state.detach())
 
-    def sketch(self, layer: TappedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
+    def sketch(self, layer: SketchedLayer, examples: Examples, grads: Grads, *kept: Tensor) -> Tensor:
         grad_out = grads[0]
         if grad_out is not None and self.module.batch_first:
             grad_out = grad_out.transpose(0, 1)

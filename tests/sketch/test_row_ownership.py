@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from heeler.sketch import Sketcher
-from heeler.sketch.checks import TESTS
-from heeler.sketch.dye import MIXED, NOBODYS, dye_sets
+from heeler.sketch.checks import TESTS, TRIES
+from heeler.sketch.row_ownership import MIXED, NOBODYS, exchange_sets
 
 from .nets import Heard, make
 from .oracle import per_example_gradients, relative_error
@@ -52,11 +52,11 @@ def judge(model: nn.Module, x: Tensor, *others: Any) -> tuple[Sketcher, Tensor, 
 
 def test_no_set_of_an_example_lies_within_anothers() -> None:
     for batch in (2, 3, 7, 64, 100):
-        columns = dye_sets(batch).t()
+        columns = exchange_sets(batch).t()
         for i in range(batch):
             for j in range(batch):
                 assert i == j or bool((columns[i] & ~columns[j]).any())
-    assert len(dye_sets(64)) == 8
+    assert len(exchange_sets(64)) == 8
 
 
 @pytest.mark.parametrize("tokens", [BATCH, 3])
@@ -99,11 +99,11 @@ def test_rows_of_nobody_and_of_others_are_left_out(
 def test_arithmetic_that_depends_on_how_memory_lies_is_no_mixture() -> None:
     """As TF32 convolutions are for images in channels-last memory: a copy laid out otherwise is rounded otherwise."""
 
-    class Layout(Around):
+    class Nested(Around):
         def forward(self, x: Tensor, *others: Any) -> Tensor:
             return super().forward(x.bfloat16().float() if x.is_contiguous() else x)
 
-    model = Layout(lambda layer, x: layer(x))
+    model = Nested(lambda layer, x: layer(x))
     images = torch.randn(4, 3, BATCH).permute(2, 1, 0)
     sketcher = Sketcher(model, exact=True)
     model(images).sin().sum().mul(1 / BATCH).backward()
@@ -141,7 +141,7 @@ def test_a_look_at_known_layouts_takes_three_forwards_and_a_fourth_where_there_i
         model(torch.randn(BATCH, 3, 4)).sin().sum().mul(1 / BATCH).backward()
         return next(calls) - before - 1
 
-    of_all_sets = len(dye_sets(BATCH)) + 2
+    of_all_sets = len(exchange_sets(BATCH)) + 2
     assert [forwards() for _ in range(3)] == [1 + of_all_sets, 1 + 3, 1]
     for more, looks in ((0.0, 3), (1e-3, 4)):
         noise.append(more)
@@ -311,8 +311,10 @@ def test_a_model_that_needs_gradients_or_cannot_run_again(caplog: pytest.LogCapt
 
     once = Once()
     sketcher = Sketcher(once, exact=True)
-    with pytest.raises(StopIteration):
-        once(x, iter([]))
+    for _ in range(TRIES):  # one failure may be that batch's alone
+        assert not sketcher.left_out
+        with pytest.raises(StopIteration):
+            once(x, iter([]))
     assert "does not run twice" in sketcher.left_out["layer"]
     assert "does not run twice" in caplog.text
 

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from heeler.torch_private import BATCH_NORM
+
 
 @contextmanager
-def left_as_it_was(model: nn.Module) -> Iterator[Callable[[], None]]:
+def preserve_state(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Batch norms use running statistics meanwhile, which mix no examples.
 
     Yields what is to be called before every run: then all have the same dropout and begin in the same state.
@@ -46,7 +48,7 @@ def left_as_it_was(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 def _still(module: Any) -> None:
     """Have a norm over the batch use statistics of its own."""
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+    if isinstance(module, BATCH_NORM) and module.running_mean is None:
         like = next(iter(module.parameters()), torch.empty(0))
         module.running_mean = torch.zeros(module.num_features, device=like.device)
         module.running_var = torch.ones(module.num_features, device=like.device)

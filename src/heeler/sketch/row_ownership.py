@@ -1,4 +1,4 @@
-"""Whose row is it? A dye test: exchange some examples' inputs for others', and see which rows of each layer change.
+"""Whose row is it? A test: exchange some examples' inputs for others', and see which rows of each layer change.
 
 A layer's rows are the batch's examples only if the model keeps them so: positions, pairs, views laid end to end,
 time-major activations and routed tokens may have the same number of rows, or a multiple of it. So once, before the
@@ -15,16 +15,16 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.as_it_was import left_as_it_was
-from heeler.sketch.batch import Layout, layouts_of
-from heeler.sketch.examples import Examples
+from heeler.sketch.examples import Examples, RowLayout, row_layouts
 from heeler.sketch.layer_rules.base import Call
-from heeler.sketch.tapped_layer import TappedLayer, leave_out
+from heeler.sketch.preserve_state import preserve_state
+from heeler.sketch.sketched_layer import SketchedLayer, leave_out
 
 NOISE, REDUCED_NOISE = 1e-4, 1e-2
 """A share of a layer's typical input: less is the noise of operations whose order of sums is left open. The second one
@@ -35,10 +35,10 @@ convolutions that choose their algorithm by how memory lies, differ by a thousan
 MIXED = "its input mixes the examples of a batch, or holds them in a way that is not known"
 NOBODYS = "its input is not about the examples of a batch (positions, for instance)"
 
-Prints = dict[Layout, Tensor]
+Prints = dict[RowLayout, Tensor]
 
 
-def dye_sets(batch: int) -> Tensor:
+def exchange_sets(batch: int) -> Tensor:
     """(m, B) bool: which examples are exchanged in each run. No example's column lies within another's."""
     count = next(m for m in itertools.count(2) if math.comb(m, m // 2) >= batch)
     codes = itertools.islice(itertools.combinations(range(count), count // 2), batch)
@@ -54,15 +54,15 @@ def some_halves(batch: int) -> Tensor:
     return torch.stack([torch.randperm(batch, generator=generator) < max(batch // 2, 1) for _ in range(2)])
 
 
-class DyeTest:
-    """Finds each layer's layout. `see` is called for every tapped layer's call while a forward of the test runs.
+class RowOwnershipTest:
+    """Finds each layer's layout. `see` is called for every sketched layer's call while a forward of the test runs.
 
     found: the model's first tensor argument, or None where another holds the batch.
     """
 
     def __init__(
         self,
-        layers: list[TappedLayer],
+        layers: list[SketchedLayer],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         found: Tensor | None,
@@ -76,6 +76,7 @@ class DyeTest:
         circle = torch.randperm(batch, generator=torch.Generator().manual_seed(batch))
         self.partners = torch.empty_like(circle).scatter_(0, circle, circle.roll(1))
         self._noise = NOISE
+        self._thread = get_ident()
         self._calls: dict[int, list[Prints]] = {}
         self._directions: dict[tuple[int, torch.device], Tensor] = {}
 
@@ -89,8 +90,8 @@ class DyeTest:
         except (RuntimeError, NotImplementedError):  # nested tensors, for instance
             return None
 
-    def see(self, layer: TappedLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if id(layer) not in self.layers:
+    def see(self, layer: SketchedLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if id(layer) not in self.layers or get_ident() != self._thread:
             return
         prints: Prints = {}
         for layout in self._candidates(layer, args, kwargs):
@@ -103,14 +104,14 @@ class DyeTest:
                 break  # no other is asked for
         self._calls.setdefault(id(layer), []).append(prints)
 
-    def _candidates(self, layer: TappedLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Layout]:
+    def _candidates(self, layer: SketchedLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[RowLayout]:
         """Layouts to try, the one that is known first."""
-        given = layer.rule.natural_layout or Layout("dim", self.batch_dim)
+        given = layer.rule.natural_layout or RowLayout("dim", self.batch_dim)
         candidates = [given] if layer.layout in (None, given) else [layer.layout, given]
         if layer.rule.natural_layout is None:
             with_features = args[0] if args else next(iter(kwargs.values()), None)
             if isinstance(with_features, Tensor):
-                candidates += [la for la in layouts_of(with_features.shape, self.batch) if la not in candidates]
+                candidates += [la for la in row_layouts(with_features.shape, self.batch) if la not in candidates]
         return candidates
 
     def run(self, forward: Callable[..., Any]) -> None:
@@ -122,13 +123,13 @@ class DyeTest:
         first = self._look(forward, self.inputs)
         calls = [(self.layers[key].layout, call) for key, of_layer in first.items() for call in of_layer]
         known = all(layout in call for layout, call in calls)
-        sets = some_halves(self.batch) if known else dye_sets(self.batch)
+        sets = some_halves(self.batch) if known else exchange_sets(self.batch)
         measured = not known
         if measured:
             self._measure_noise(first, forward)
         # One that is not called now may be later: then the test is made once more.
         open_ = {key: layer for key, layer in self.layers.items() if key in first}
-        mixed: list[TappedLayer] = []
+        mixed: list[SketchedLayer] = []
         reason = NOBODYS
         # The first tensor alone, then all, if there are others: masks may fit the batch by chance.
         alone = self.found is not None and len(self._exchange(sets[0], everything=True)[1]) == 1
@@ -149,8 +150,8 @@ class DyeTest:
                     self._measure_noise(first, forward)
                     measured = True
                     verdict = _verdict(first[key], seen, sets, self._noise_of(layer), only)
-                if isinstance(verdict, Layout):
-                    layer.layout = verdict
+                if isinstance(verdict, RowLayout):
+                    layer.lie(verdict)
                     del open_[key]
                 elif verdict == MIXED:
                     mixed.append(open_.pop(key))
@@ -168,9 +169,9 @@ class DyeTest:
                 for layout in before.keys() & after.keys()
             ]
             seen = max((float(_change(*pair).max()) for pair in pairs), default=0.0)
-            self.layers[key].noise = min(max(self._noise, ROOM * seen), REDUCED_NOISE)
+            self.layers[key].measure(min(max(self._noise, ROOM * seen), REDUCED_NOISE))
 
-    def _noise_of(self, layer: TappedLayer) -> float:
+    def _noise_of(self, layer: SketchedLayer) -> float:
         """As it was measured, unless the precision is a lower one by now."""
         return max(self._noise, layer.noise)
 
@@ -221,8 +222,8 @@ class DyeTest:
 
 
 def _verdict(
-    first: list[Prints], runs: list[list[Prints]], sets: Tensor, noise: float, only: Layout | None
-) -> Layout | str:
+    first: list[Prints], runs: list[list[Prints]], sets: Tensor, noise: float, only: RowLayout | None
+) -> RowLayout | str:
     """The first layout of all calls under which only exchanged examples change, and some do; or why there is none."""
     if any(len(run) != len(first) for run in runs):
         return MIXED  # calls depend on the data
@@ -267,18 +268,21 @@ def _rebuilt(tree: Any, items: dict[str, Any]) -> Any:
         return items
 
 
-def run_test(test: DyeTest, model: nn.Module) -> None:
-    """Run it on the batch that is about to be trained on, without gradients if the model does without them."""
+def run_test(test: RowOwnershipTest, model: nn.Module) -> Exception | None:
+    """Run it on the batch that is about to be trained on; the error where the model does not run twice on one batch.
+
+    Without gradients if the model does without them.
+    """
     for needs_grad in (False, True):
         try:
-            with left_as_it_was(model) as begin, torch.set_grad_enabled(needs_grad):
+            with preserve_state(model) as begin, torch.set_grad_enabled(needs_grad):
 
                 def forward(*args: Any, **kwargs: Any) -> None:
                     begin()
                     model(*args, **kwargs)
 
                 test.run(forward)
-            return
+            return None
         except Exception as error:
-            reason = f"the model does not run twice on one batch, so it is not known whose rows it sees: {error!r}"
-    leave_out(list(test.layers.values()), reason)
+            failure = error
+    return failure

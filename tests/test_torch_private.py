@@ -1,0 +1,316 @@
+"""One test per private part of PyTorch that Heeler uses: if a release changes one, its test says which."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import heeler
+from heeler import torch_private
+
+SKETCH = Path(heeler.__file__).parent / "sketch"
+
+
+@pytest.fixture
+def compiler() -> Iterator[Any]:
+    torch._dynamo.reset()
+    yield torch._dynamo
+    torch._dynamo.reset()
+
+
+class InBackward(torch.autograd.Function):
+    """Calls a function while backward runs."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Any, x: Tensor) -> Tensor:
+        ctx.call = call
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.call()
+        return None, grads[0]
+
+
+def during_backward(call: Any, **options: Any) -> None:
+    InBackward.apply(call, torch.ones(1, requires_grad=True)).sum().backward(**options)
+
+
+def test_no_private_part_is_used_elsewhere_in_the_sketch_package() -> None:
+    own = {"_fields", "_asdict", "_replace"}  # of named tuples
+    found = []
+    for path in sorted(SKETCH.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+                continue
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")) and node.attr not in own:
+                found.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
+    assert not found
+
+
+def test_graph_task() -> None:
+    seen: list[int] = []
+    assert torch_private.graph_task() == -1
+    for _ in range(2):
+        during_backward(lambda: seen.append(torch_private.graph_task()))
+    assert len(set(seen)) == 2
+    assert min(seen) >= 0
+
+
+def test_keeps_graph() -> None:
+    seen: list[bool] = []
+    for keep in (True, False):
+        during_backward(lambda: seen.append(torch_private.keeps_graph()), retain_graph=keep)
+    assert seen == [True, False]
+
+
+def test_saving_hooks() -> None:
+    seen: list[bool] = []
+
+    def part(x: Tensor) -> Tensor:
+        seen.append(torch_private.saving_hooks(True) is not None)
+        return x.sin()
+
+    part(torch.ones(1))
+    checkpoint(part, torch.ones(1, requires_grad=True), use_reentrant=False).sum().backward()
+    assert seen == [False, True, True]
+
+
+def test_at_end_of_backward() -> None:
+    said: list[str] = []
+
+    def call() -> None:
+        torch_private.at_end_of_backward(lambda: said.append("end"))
+        said.append("node")
+
+    during_backward(call)
+    assert said == ["node", "end"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # jvp imports it
+def test_transform() -> None:
+    seen: list[bool] = []
+
+    def f(x: Tensor) -> Tensor:
+        seen.append(torch_private.transform() is not None)
+        return x.sin().sum()
+
+    f(torch.ones(2))
+    torch.func.vmap(torch.func.grad(f))(torch.ones(2, 3))
+    torch.func.jvp(f, (torch.ones(2),), (torch.ones(2),))
+    assert seen == [False, True, True]
+
+
+def test_goes_into_grad() -> None:
+    seen: list[bool] = []
+    layer, x = nn.Linear(3, 2), torch.ones(4, 3)
+    for into_grad in (True, False):
+        loss = layer(x)
+        loss.grad_fn.register_prehook(lambda grads: seen.append(torch_private.goes_into_grad()))
+        if into_grad:
+            loss.sum().backward()
+        else:
+            torch.autograd.grad(loss.sum(), list(layer.parameters()))
+    assert seen == [True, False]
+
+
+def test_node_of() -> None:
+    flat = nn.Linear(3, 2)(torch.ones(4, 3))
+    assert torch_private.node_of(flat) == (flat.grad_fn, 0, None)
+    made = flat.sin()
+    node = made.grad_fn
+    assert torch_private.node_of(made.view(2, 2, 2)) == (node, 0, torch.Size([2, 2, 2]))
+    assert torch_private.node_of(made[:2]) is None
+    assert torch_private.node_of(torch.ones(2)) is None
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_source_of(write: bool) -> None:
+    seen: list[int] = []
+    out = nn.Linear(3, 4)(torch.ones(2, 3)).sin()[:, 1:3]
+    torch_private.source_of(out).register_prehook(lambda grads: seen.append(1))
+    if write:
+        out.mul_(2)
+    out.sum().backward()
+    assert seen == [1]
+
+
+def test_accumulator() -> None:
+    weight, seen = nn.Parameter(torch.ones(2)), []
+    node = torch_private.accumulator(weight)
+    node.register_prehook(lambda grads: seen.append(grads[0].tolist()))
+    (3 * weight).sum().backward()
+    assert seen == [[3.0, 3.0]]
+
+
+def test_version() -> None:
+    weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
+    before = torch_private.version(weights)
+    torch.optim.SGD(weights, lr=0.1).step()
+    assert torch_private.version(weights) == before  # nothing to step by
+    weights[1].grad = torch.ones(3)
+    torch.optim.SGD(weights, lr=0.1).step()
+    assert torch_private.version(weights) > before
+
+
+def test_current_stream() -> None:
+    assert torch_private.current_stream(torch.device("cpu")) is None
+    if torch.cuda.is_available():
+        device = torch.device("cuda", 0)
+        assert torch_private.current_stream(device) == torch.cuda.current_stream(device).cuda_stream
+
+
+def test_batch_norm() -> None:
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    assert all(issubclass(kind, torch_private.BATCH_NORM) for kind in kinds)
+    assert not issubclass(nn.LayerNorm, torch_private.BATCH_NORM)
+
+
+@pytest.mark.parametrize("padding", [(2, 1), "same"])
+def test_explicit_padding(padding: Any) -> None:
+    conv, x = nn.Conv2d(1, 1, (5, 3), padding=padding, padding_mode="reflect"), torch.randn(2, 1, 6, 6)
+    padded = nn.functional.pad(x, torch_private.explicit_padding(conv) or [], mode="reflect")
+    assert torch.equal(nn.functional.conv2d(padded, conv.weight, conv.bias), conv(x))
+
+
+def test_unwrapped_and_is_compiled(compiler: Any) -> None:
+    model, in_place = nn.Linear(2, 2), nn.Linear(2, 2)
+    wrapped: Any = torch.compile(model, backend="eager")
+    in_place.compile(backend="eager")
+    assert torch_private.unwrapped(wrapped) is model
+    assert torch_private.unwrapped(in_place) is in_place
+    assert [torch_private.is_compiled(each) for each in (model, wrapped, in_place)] == [False, True, True]
+
+
+def test_runs_while_tracing(compiler: Any) -> None:
+    calls: list[str] = []
+
+    @torch_private.runs_while_tracing
+    def note(name: str) -> int:
+        calls.append(name)
+        return 2
+
+    run = torch.compile(lambda x: x * note("a"), backend="eager", fullgraph=True)
+    for _ in range(3):
+        assert run(torch.ones(1)).item() == 2
+    assert calls == ["a"]
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_run_as_it_is(compiler: Any) -> None:
+    traced: list[bool] = []
+
+    def hook(module: nn.Module, args: Any) -> None:
+        traced.append(torch.compiler.is_compiling())
+
+    torch_private.run_as_it_is(hook)
+    model = Hooked()
+    model.register_forward_pre_hook(hook)
+    torch.compile(model, backend="eager")(torch.ones(1, 2))
+    assert traced == [False]
+
+
+def test_run_eagerly(compiler: Any) -> None:
+    compiled: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(1)
+        return graph.forward
+
+    run = torch.compile(lambda x: x.sin(), backend=backend)
+    with torch_private.run_eagerly():
+        run(torch.ones(2))
+    assert compiled == []
+    run(torch.ones(2))
+    assert compiled == [1]
+
+
+def test_mark_static() -> None:
+    tensor = torch.ones(2)
+    torch_private.mark_static(tensor)
+    assert tensor._dynamo_static_input_type is not None  # type: ignore[attr-defined]
+
+
+def test_compile_anew(compiler: Any) -> None:
+    calls: list[int] = []
+    first, second = (torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager") for _ in range(2))
+    first(torch.ones(1, 2))
+    torch_private.unwrapped(second).register_forward_hook(lambda module, args, out: calls.append(1))
+    assert torch_private.compile_anew(second)
+    for _ in range(2):
+        second(torch.ones(1, 2))
+        first(torch.ones(1, 2))
+    assert calls == [1, 1]
+
+
+def test_forget_sizes(compiler: Any) -> None:
+    """The second function is compiled for the size that it meets, not for any size."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(any(isinstance(each, torch.SymInt) for each in inputs))
+        return graph.forward
+
+    code = "def f(x):\n    return x.sin()\n"
+    for forget in (True, False):
+        torch._dynamo.reset()
+        graphs.clear()
+        space: dict[str, Any] = {}
+        exec(compile(code, "a", "exec"), space)
+        run = torch.compile(space["f"], backend=backend)
+        for size in (3, 4):
+            run(torch.ones(size))
+        assert graphs == [False, True]  # any size
+        torch._C._dynamo.eval_frame.reset_code(space["f"].__code__)
+        if forget:
+            torch_private.forget_sizes()
+        run(torch.ones(5))
+        assert graphs[2] == (not forget)
+
+
+@pytest.mark.parametrize(
+    "missing", ["_current_graph_task_id", "_functorch.peek_interpreter_stack", "_dynamo.eval_frame"]
+)
+def test_a_part_that_is_gone_costs_sketches_and_not_the_training(missing: str) -> None:
+    code = f"""
+import torch
+*path, name = "{missing}".split(".")
+owner = torch._C
+for part in path:
+    owner = getattr(owner, part)
+delattr(owner, name)
+from heeler.sketch import Sketcher
+model = torch.nn.Linear(3, 2)
+sketcher = Sketcher(model)
+model(torch.ones(4, 3)).sum().backward()
+print(len(sketcher.pop()), model.weight.grad is not None)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.split() == ["0" if missing == "_current_graph_task_id" else "4", "True"]
+
+
+def test_every_part_has_a_test_of_its_name() -> None:
+    tree = ast.parse(Path(torch_private.__file__).read_text())
+    parts = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    parts += [ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)]
+    tested = Path(__file__).read_text()
+    assert not [part for part in parts if not part.startswith("_") and f"torch_private.{part}" not in tested]
