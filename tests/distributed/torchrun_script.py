@@ -28,7 +28,8 @@ if (folder / "run.pt").exists():
     start = saved["epoch"]
     seen = torch.load(log, weights_only=True)
 for epoch in range(start, 4):
-    for step, (inputs, targets) in enumerate(loader, start=sampler.session.progress.start // 4 if epoch == start else 0):
+    begun = sampler.session.epoch.start // 4 if epoch == start else 0
+    for step, (inputs, targets) in enumerate(loader, start=begun):
         indices = sampler.indices[step * 4 : step * 4 + len(inputs)].tolist()
         ((wrapped(inputs) - targets).square().sum() / 2).backward()
         if epoch == 2 and step == 3 and rank == 1 and not (folder / "killed").exists():

@@ -176,7 +176,9 @@ class LocalPlanner:
         """A solve has its own thread, which ends with it."""
 
     def close(self, epoch: Epoch | None) -> None:
-        self._settle()
+        if epoch is not None:  # a finalizer must not wait for a solve, whose thread ends by itself
+            self._settle()
+        self.rule.close()
 
     def _settle(self) -> None:
         """Wait for a solve under way, take its order, and store what had to wait for it."""

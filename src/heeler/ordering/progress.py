@@ -41,8 +41,8 @@ class Progress:
     ids: tells the indices of a batch's examples from the batch, where the user knows better.
     records: whether sketches will be stored in this epoch. If not, batches are counted as they are handed out, which is
     all that positions need: nobody asks what is in them, and nothing keeps their tensors.
-    on_batch, on_end, on_left: called as a batch is handed out, as the loop reaches the iteration's end, and as it is left
-    before that.
+    on_batch, on_end, on_left: called as a batch is handed out, as the loop reaches the iteration's end, and as the loop
+    is left before that.
     """
 
     def __init__(

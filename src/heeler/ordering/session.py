@@ -379,8 +379,8 @@ class Session:
         progress = self.progress
         misfiled = self.attribution.misfiled(progress)
         self._tell(progress)
-        filed = self.attribution.filed + progress.start
-        if self.takes_sketches and progress.ended and min(progress.trained, filed) < ENOUGH_TRAINED * len(self.epoch.order):
+        done = min(progress.trained, self.attribution.filed + progress.start)
+        if self.takes_sketches and progress.ended and done < ENOUGH_TRAINED * len(self.epoch.order):
             self._sketches_began += 1  # an epoch that was cut short has left examples without a sketch: one more
         if misfiled.size:
             self._sketches_began = self.epoch.number + 1  # start again

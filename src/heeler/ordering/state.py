@@ -64,7 +64,8 @@ def resumed_order(state: dict[str, Any], partition: Partition) -> tuple[IntArray
     """
     if is_lazy(state):
         raise ValueError(
-            f"the state is of an order in two levels, which one worker follows, and cannot go on with {partition.workers}"
+            "the state is of an order in two levels, which one worker follows, and cannot go on with "
+            f"{partition.workers}: load it on one"
         )
     order: IntArray = np.asarray(state["order"])
     before = Partition(state["workers"], 0, state["batch_size"], state["drop_last"], partition.shard_sizes)

@@ -157,9 +157,8 @@ class Leader(SharedPlanner):
             order = np.asarray(self.rule.order)
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()
-        self.transport.send_each(
-            [(rank, [torch.from_numpy(self.partition.part(order, rank)).to(self._wire.number)]) for rank in self._others()]
-        )
+        parts = [(rank, torch.from_numpy(self.partition.part(order, rank))) for rank in self._others()]
+        self.transport.send_each([(rank, [part.to(self._wire.number)]) for rank, part in parts])
         self._times["exchange_seconds"] += time.perf_counter() - started
         return self.partition.part(order)
 

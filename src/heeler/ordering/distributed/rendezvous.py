@@ -12,8 +12,8 @@ from heeler.ordering.distributed.transport import Transport
 class RollCall:
     """After a fault: at each epoch's end the ranks say that they are there, and an epoch later, if all were, they meet.
 
-    Ranks meet under the number of an epoch, so those that are in different epochs do not. Whoever does not come says so,
-    and nobody waits for it.
+    Ranks meet under the number of an epoch, so those that are in different epochs do not. Whoever does not come says
+    so, and nobody waits for it.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -24,7 +24,7 @@ class RollCall:
         self._transport.roll.post("here", number)
 
     def all_meet(self, number: int, *, able: bool) -> bool:
-        """Whether all ranks end epoch `number` now, and will form a new group: the same answer for all that reach the store.
+        """Whether all ranks end epoch `number` now and will form a new group: one answer for all that reach the store.
 
         able: whether this rank can. Waits only if all answered an epoch ago: up to the timeout, and a member, who waits
         for the leader, up to twice that.
