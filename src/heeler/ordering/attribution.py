@@ -61,7 +61,7 @@ class Attribution:
     """
 
     def __init__(self, before: Attribution | None = None) -> None:
-        self.ignored = 0 if before is None else before.ignored
+        self.ignored: int = 0 if before is None else before.ignored
         self.filed = 0
         """Rows filed in this epoch."""
         self._host_copy = HostCopy()

@@ -34,7 +34,13 @@ class LoaderProbe:
         self.watches = facts.collates
         """Whether every batch is seen as it is handed out."""
         me = weakref.ref(self)
-        self._iterator: weakref.ref[Any] = weakref.ref(iterator, lambda _: (probe := me()) and probe.left())
+
+        def gone(_: Any) -> None:
+            probe = me()
+            if probe is not None:
+                probe.left()
+
+        self._iterator: weakref.ref[Any] = weakref.ref(iterator, gone)
         self._pass = private.pass_of(iterator)
         self._before = private.batches_yielded(iterator)
         self._handed_out = 0

@@ -47,6 +47,7 @@ def to_numpy(tree: Any) -> Any:
 
 def order_state(rule: OrderingRule, order: Order | None, closed: bool, partition: Partition) -> dict[str, Any]:
     """What any number of workers can go on from, as a copy. An order that is no array is part of the rule's state."""
+    assert order is not None  # only a process that knows the order of all workers is asked
     return {
         "rule": rule.state_dict(),
         "order": {"length": len(order)} if isinstance(order, LazyOrder) else order.copy(),
