@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import heeler
 from heeler import torch_private
@@ -284,6 +286,77 @@ def test_forget_sizes(compiler: Any) -> None:
             torch_private.forget_sizes()
         run(torch.ones(5))
         assert graphs[2] == (not forget)
+
+
+class Told:
+    """What `watch_batches` tells."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def begin_first(self) -> None:
+        self.calls.append("first")
+
+    def begin_draw(self) -> None: ...
+
+    def drew(self, indices: Any) -> None:
+        self.calls.append(list(indices))
+
+    def hand_out(self, data: Any, indices: Any = None) -> None:
+        self.calls.append((data.tolist(), indices))
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+class Drawn:
+    """A sampler that notes which loader draws from it."""
+
+    def __init__(self) -> None:
+        self.iterators: list[Any] = []
+
+    def __iter__(self) -> Any:
+        self.iterators.append(torch_private.enclosing_loader_iterator())
+        yield from range(4)
+
+    def __len__(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_enclosing_loader_iterator_and_its_facts(kind: Any, workers: int) -> None:
+    sampler = Drawn()
+    loader = kind(torch.arange(4), batch_size=2, sampler=sampler, num_workers=workers)
+    batches = iter(loader)
+    next(batches)
+    iterator = sampler.iterators[0]
+    assert isinstance(iterator, torch.utils.data.dataloader._BaseDataLoaderIter)
+    facts = torch_private.loader_facts(iterator)
+    assert facts.batch_sampler.sampler is sampler
+    assert (facts.collates, facts.workers, facts.keeps_order) == (True, workers, True)
+    assert facts.dataset is loader.dataset
+    assert facts.collate_fn is torch.utils.data.default_collate
+    assert torch_private.batches_yielded(iterator) == 1
+    assert torch_private.pass_of(iterator)() is torch_private.pass_of(iterator)() is not None
+    assert torch_private.enclosing_loader_iterator() is None
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_watch_batches_and_has_shut_down(workers: int) -> None:
+    batches: Any = iter(DataLoader(torch.arange(4), batch_size=2, num_workers=workers, prefetch_factor=workers or None))
+    told = Told()
+    torch_private.watch_batches(batches, told)
+    assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
+    handed_out = [call for call in told.calls if isinstance(call, tuple)]
+    assert [data for data, _ in handed_out] == [[0, 1], [2, 3]]
+    if workers:
+        assert told.calls[0] == "first"
+        assert [2, 3] in told.calls
+        assert torch_private.has_shut_down(batches)
+    else:
+        assert [indices for _, indices in handed_out] == [[0, 1], [2, 3]]
+    assert told.calls[-1] == "end"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import heeler
-from tests.distributed.ranks import run_ranks, set_up, walk
 from tests.distributed.ranks import problem as exact_problem
+from tests.distributed.ranks import run_ranks, set_up, walk
 from tests.ordering.loops import attached, backward, check_filed, problem
 
 N, BATCH = 64, 8

@@ -72,7 +72,7 @@ class Attribution:
         self._knows: bool | None = None
         self._undecided: deque[tuple[Stamp, NDArray[np.float32]]] = deque()
         self._named: IntArray | None = None
-        self._said: set[str] = set() if before is None else before._said
+        self.said: set[str] = set() if before is None else before.said
 
     def begin_epoch(self) -> None:
         """Every epoch finds out anew whether passes can be known by their inputs."""
@@ -286,8 +286,8 @@ class Attribution:
         self._say(why, "a backward pass was left out of the sketches: %s; %s. handle.ignored_passes counts", why, NAME)
 
     def _say(self, key: str, message: str, *values: object) -> None:
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self.said:
+            self.said.add(key)
             warn(message, *values)
 
 

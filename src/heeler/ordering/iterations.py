@@ -76,7 +76,7 @@ class Iterations:
 
     def note(self) -> None:
         """Take note of training since the last batch was handed out."""
-        last = self._latest
+        last = self.latest
         if last is None:
             return
         moved = not last.observed and last.weights != self.training.weights
@@ -114,8 +114,15 @@ class Iterations:
 
     @property
     def latest(self) -> Progress | None:
-        """The iteration that handed out a batch last, but for looks."""
-        return self._latest
+        """The iteration that handed out a batch last, but for looks.
+
+        One that was left since was a look, too, if another one has trained, goes on, and waits with a batch.
+        """
+        last = self._latest
+        if last is None or not last.ended:
+            return last
+        training = (each for each in reversed(self._all) if each.used and each.epoch is last.epoch and not each.ended)
+        return next((each for each in training if each.handed_out > each.trained), last)
 
     def others(self, progress: Progress) -> list[Progress]:
         """All but this one, the newest first: a pass may be about a batch of theirs."""

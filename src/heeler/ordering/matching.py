@@ -36,8 +36,8 @@ class HandedOut:
     def __init__(self, indices: IntArray | None, data: Any, start: int, size: int) -> None:
         self.indices, self.start, self.size = indices, start, size
         found = [t for t in _tensors(data) if t.ndim and len(t) == size][:TENSORS]
-        # On the host they are kept, to be compared with copies; a GPU's memory is not ours to fill. Nor is anything kept
-        # while gradients are off: such a batch is evaluated on.
+        # On the host they are kept, to be compared with copies; a GPU's memory is not ours to fill. While gradients are
+        # off nothing is kept: such a batch is evaluated on.
         keeps = torch.is_grad_enabled()
         self._refs = [(lambda t=t: t) if keeps and not t.is_cuda else weakref.ref(t) for t in found]
         self._samples: list[Tensor] | None = None

@@ -11,9 +11,10 @@ from __future__ import annotations
 import operator
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -35,14 +36,26 @@ NOT_RECORDED = "its epoch began as one without sketches, so nobody noted which e
 Ids = Callable[[Any], Any]
 
 
+class IterationListener(Protocol):
+    """Who is told how an iteration goes."""
+
+    def batch_handed_out(self, progress: Progress) -> None:
+        """Its loop was given a batch; where nobody sees that, it begins."""
+
+    def iteration_ended(self, progress: Progress) -> None:
+        """Its loop has read it to the end."""
+
+    def iteration_left(self, progress: Progress) -> None:
+        """Its loop was left before the end."""
+
+
 class Progress:
     """One iteration over what is left of `epoch`.
 
     ids: tells the indices of a batch's examples from the batch, where the user knows better.
     records: whether sketches will be stored in this epoch. If not, batches are counted as they are handed out, which is
     all that positions need: nobody asks what is in them, and nothing keeps their tensors.
-    on_batch, on_end, on_left: called as a batch is handed out, as the loop reaches the iteration's end, and as the loop
-    is left before that.
+    listener: told what happens; not kept alive by it, for a pass that a loss keeps alive refers to its iteration.
     """
 
     def __init__(
@@ -52,9 +65,7 @@ class Progress:
         ids: Ids | None = None,
         *,
         records: bool = True,
-        on_batch: Callable[[Progress], None] = lambda progress: None,
-        on_end: Callable[[Progress], None] = lambda progress: None,
-        on_left: Callable[[Progress], None] = lambda progress: None,
+        listener: IterationListener | None = None,
     ) -> None:
         self.epoch, self.indices, self.length, self.start = epoch, epoch.order, len(epoch.order), epoch.start
         self.with_gradients = torch.is_grad_enabled()
@@ -87,7 +98,7 @@ class Progress:
         """The loader's batch sampler takes them in another order than it draws them."""
         self.finished = False
         """The loop has read it to its end."""
-        self._on_batch, self._on_end, self._on_left = on_batch, on_end, on_left
+        self._listener = None if listener is None else weakref.ref(listener)
         self._thread = threading.get_ident()
         self._given = self.start
         self._ids = ids
@@ -119,7 +130,7 @@ class Progress:
     def _meet_loader(self) -> None:
         self._loader = find_loader(self)
         if self._loader is None or not self._loader.watches:  # nobody will say when batches are handed out
-            self._on_batch(self)
+            self._tell("batch_handed_out")
         if self._loader is None:
             return
         self._batch_size = self._loader.batch_size or self._batch_size
@@ -132,12 +143,17 @@ class Progress:
         """The loop has asked for more than there is."""
         if not self.finished:
             self.finished = True
-            self._on_end(self)
+            self._tell("iteration_ended")
 
     def left(self) -> None:
         """Its loop was left, so that nobody can read on. Told as its iterator goes, perhaps in another thread."""
         if not self.finished and threading.get_ident() == self._thread and not sys.is_finalizing():
-            self._on_left(self)
+            self._tell("iteration_left")
+
+    def _tell(self, what: str) -> None:
+        listener = None if self._listener is None else self._listener()
+        if listener is not None:
+            getattr(listener, what)(self)
 
     def release(self) -> None:
         """Hold no batch any more."""
@@ -195,7 +211,7 @@ class Progress:
         else:  # in every step of most epochs, so as little as can be
             self._given = min(self._given + (self._rows_of(data) if numbers is None else len(numbers)), self.length)
         self.batches += 1
-        self._on_batch(self)
+        self._tell("batch_handed_out")
 
     def _record(self, numbers: list[int] | None, data: Any) -> None:
         start = self._given

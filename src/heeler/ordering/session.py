@@ -34,6 +34,7 @@ from heeler.ordering.refresh import is_due
 from heeler.ordering.setup import Links, Setup, default_dim, make_planner
 from heeler.ordering.source import SketchSource
 from heeler.ordering.state import StateError, check_state, check_subset, subset_state
+from heeler.ordering.training import Training
 
 ENOUGH_TRAINED = 0.9
 """The share of an epoch that must have been trained on for its sketches to last."""
@@ -63,7 +64,7 @@ class Session:
         self._resumed = False  # and nothing was read since
         self._ended_before = False  # the loaded state's epoch was over
         self._asked_epoch: int | None = None
-        self._close = weakref.finalize(self, _close, self.planner, links, self.iterations)
+        self._close = weakref.finalize(self, _close, self.planner, links, self.iterations.training)
 
     @property
     def rule(self) -> OrderingRule:
@@ -182,7 +183,7 @@ class Session:
         self.planner = make_planner(self.setup, self.links, dim)
         self.epoch = self._epoch(0, self.planner.first())
         self.iterations.clear()
-        self._close = weakref.finalize(self, _close, self.planner, self.links, self.iterations)
+        self._close = weakref.finalize(self, _close, self.planner, self.links, self.iterations.training)
 
     # What the sketcher tells: see `heeler.sketch.SketchListener`
 
@@ -343,28 +344,29 @@ class Session:
             self.setup.batch_size,
             self.ids,
             records=self.is_attached and self.takes_sketches,
-            on_batch=self._handed_out,
-            on_end=self._ended,
-            on_left=self._left,
+            listener=self,
         )
         self.iterations.add(progress)
         return progress
 
-    def _handed_out(self, progress: Progress) -> None:
+    # What an iteration tells: see `heeler.ordering.progress.IterationListener`
+
+    def batch_handed_out(self, progress: Progress) -> None:
+        """From now on training belongs to this iteration."""
         self.iterations.handed_out(progress)
         if progress.batches <= 1 and progress.epoch is self.epoch and self._source is not None:
             self._source.sketching = self.takes_sketches  # not before: a loader draws ahead of the epoch's end
 
-    def _ended(self, progress: Progress) -> None:
-        """A loop has read its iteration to the end: if it trained, the other workers need not wait for its next one."""
+    def iteration_ended(self, progress: Progress) -> None:
+        """If it has trained, the other workers need not wait for the loop's next iteration."""
         if progress.epoch is self.epoch and not progress.is_look:
             self._settle()
             self.iterations.note()
             if progress.done:
                 self.planner.finish(self.epoch)
 
-    def _left(self, progress: Progress) -> None:
-        """A loop was left in the middle: the same, if nobody else trains in this epoch."""
+    def iteration_left(self, progress: Progress) -> None:
+        """The same, if nobody else trains in this epoch."""
         if progress.epoch is self.epoch and not progress.is_look and self.links.workers is not None:
             self.drain()
             self._finish_if_over()
@@ -511,7 +513,8 @@ class Session:
             )
 
 
-def _close(planner: Planner, links: Links, iterations: Iterations) -> None:
+def _close(planner: Planner, links: Links, training: Training) -> None:
+    """Must be given nothing that refers to the session, or that would never be freed."""
     planner.close(None)
     links.close()
-    iterations.training.close()
+    training.close()

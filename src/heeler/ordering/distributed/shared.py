@@ -244,7 +244,9 @@ class SharedPlanner(ABC):
             return
         timeout, stage = self.transport.timeout, self._stage(epoch.number)
         if self._closing is not None:  # through with the epoch: a rank that looked at the next one is no further
-            stage, trained = (epoch.number + 1) * STAGES, -1
+            stage = (epoch.number + 1) * STAGES
+            trained = trained if self._may_go_on else -1
+        trained = trained or -1  # a rank that has not begun is where the leader is
         try:
             absent = self._gathering.absent(self.transport.notices, stage, timeout)
             if absent:
