@@ -114,7 +114,7 @@ class Endless:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_that_never_ends(workers: int) -> None:
-    """Its workers draw the next epoch before this one is trained on; batches still belong to the epoch they came from."""
+    """Its workers draw the next epoch before this one is trained on; batches belong to the epoch they came from."""
     dataset, model = problem(N)
     sampler = heeler.Sampler(dataset, batch_size=BATCH, refresh=1)
     handle = heeler.attach(model, sampler, exact=True)
@@ -253,7 +253,7 @@ def test_threads_and_files_are_as_before_the_first_sampler(count: int) -> None:
 def test_a_rank_that_waits_for_another_lets_go_at_detach() -> None:
     def left_alone(rank: int) -> float:
         dataset, model = exact_problem(24)
-        sampler, handle, loader = set_up(dataset, model, batch_size=2, exchange_timeout=20.0)
+        _, handle, loader = set_up(dataset, model, batch_size=2, exchange_timeout=20.0)
         for epoch in range(2):
             for step, (inputs, targets) in enumerate(loader):
                 if (epoch, rank, step) == (1, 1, 2):
