@@ -323,7 +323,7 @@ class Drawn:
         return 4
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_enclosing_loader_iterator_and_its_facts(kind: Any, workers: int) -> None:

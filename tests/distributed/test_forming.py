@@ -60,15 +60,16 @@ def disturbed(rank: int, who: int, what: str, shards: str) -> dict[str, Any]:
     if rank == who and what == "leaves":
         planner._agreed = alone
     for epoch in range(EPOCHS):
-        orders += walk(model, sampler, loader, 1)
+        lies = what.startswith("lies") and epoch == FAULT and rank == who
+        with lying() if lies else contextlib.nullcontext():
+            orders += walk(model, sampler, loader, 1)
+            if lies:
+                next(iter(sampler))  # waits for the exchange that has begun
         if epoch == FAULT and rank == who:
             if what == "freezes":
                 freeze(3.5 * TIMEOUT)
             elif what == "sleeps":
                 time.sleep(3.5 * TIMEOUT)
-            elif what.startswith("lies"):
-                with lying():
-                    next(iter(sampler))  # the epoch's end, and with it the exchange
         if epoch != FAULT:
             dist.barrier()
     return {"orders": orders, "coordinated": coordinated, "waits": waits, "said": heard.said}
@@ -155,8 +156,8 @@ def test_a_rank_that_is_gone_costs_one_wait_and_no_more() -> None:
         return waits
 
     for waits in run_ranks(3, without, lost=(2,))[:2]:
-        assert waits[0] > 0.9 * TIMEOUT
-        assert max(waits[1:]) < 0.5 * TIMEOUT
+        assert max(waits) < TIMEOUT + BUSY
+        assert sorted(waits)[-2] < 0.5 * TIMEOUT
 
 
 def test_a_rank_lost_between_its_part_and_its_word() -> None:
@@ -203,8 +204,8 @@ def test_a_lost_store_is_waited_for_once() -> None:
         return waits
 
     for waits in run_ranks(3, on_and_on, tcp=True)[1:]:
-        assert waits[0] < LONGEST * TIMEOUT + BUSY
-        assert max(waits[1:]) < 0.5 * TIMEOUT
+        assert 0.9 * TIMEOUT < max(waits) < LONGEST * TIMEOUT + BUSY
+        assert sorted(waits)[-2] < 0.5 * TIMEOUT
 
 
 def test_samplers_are_freed_with_their_groups() -> None:

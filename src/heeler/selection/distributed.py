@@ -42,14 +42,14 @@ def select_together(
                 f"out {k} examples: give a fraction, of which each takes its own"
             )
         return select(handle, k, method, labels=labels, seed=seed)
-    from heeler.ordering.distributed.telling import Circle
+    from heeler.ordering.distributed.broadcast import LeaderCalls
 
     handle.consolidate()
-    with closing(Circle(links.ranks, links.timeout)) as circle:
-        own = _agreed_labels(circle, setup.subset, labels, {"k": k, "method": method, "seed": seed})
+    with closing(LeaderCalls(links.ranks, links.timeout)) as calls:
+        own = _agreed_labels(calls, setup.subset, labels, {"k": k, "method": method, "seed": seed})
         sizes, rank = links.shard_sizes, setup.rank
         if sizes is None:
-            return _received(circle, lambda: select(handle, k, method, labels=labels, seed=seed))
+            return _received(calls, lambda: select(handle, k, method, labels=labels, seed=seed))
         if not setup.is_coordinated:  # every worker has its own table, and nobody another's
             part = proportional_parts(count_of(k, sum(sizes)), sizes)[rank]
             return select(handle, int(part), method, labels=labels, seed=seed)
@@ -58,7 +58,7 @@ def select_together(
         if own is not None:
             from heeler.ordering.distributed.strata import gather_codes
 
-            codes = gather_codes(own, sizes, circle.workers, circle.peers)
+            codes = gather_codes(own, sizes, calls.workers, calls.peers)
             classes = classes * (codes.max() + 1) + codes
 
         def of_all() -> Selection:
@@ -69,13 +69,13 @@ def select_together(
             with session.planner.reading():
                 return select(table, k, method, labels=classes, seed=seed)
 
-        whole, start = _received(circle, of_all), sum(sizes[:rank])
+        whole, start = _received(calls, of_all), sum(sizes[:rank])
     mine = (whole.indices >= start) & (whole.indices < start + sizes[rank])
     indices = setup.subset.numbers_of(whole.indices[mine] - start)
     return replace(whole, indices=indices, weights=whole.weights[mine])
 
 
-def _agreed_labels(circle: Any, subset: Any, labels: Any, facts: dict[str, object]) -> Strata | None:
+def _agreed_labels(calls: Any, subset: Any, labels: Any, facts: dict[str, object]) -> Strata | None:
     """This worker's classes; raises where ranks want different things.
 
     A rank whose labels are of no use says so to the others, so that none waits for it.
@@ -87,17 +87,17 @@ def _agreed_labels(circle: Any, subset: Any, labels: Any, facts: dict[str, objec
         own = None if labels is None else strata_of(subset.taken(labels, "labels"), len(subset))
     except (ValueError, TypeError) as error:
         wrong = error
-    if circle.workers is not None:
+    if calls.workers is not None:
         found = f"unusable: {wrong}" if wrong else "none" if own is None else own.kind
-        agree(circle.workers, {**facts, "the labels": found})
+        agree(calls.workers, {**facts, "the labels": found})
     if wrong is not None:
         raise wrong
     return own
 
 
-def _received(circle: Any, find: Any) -> Selection:
+def _received(calls: Any, find: Any) -> Selection:
     """What `find` returns on rank 0, on every rank."""
-    found = json.loads(circle.hear(lambda: json.dumps(find().as_dict()).encode()))
+    found = json.loads(calls.from_leader(lambda: json.dumps(find().as_dict()).encode()))
     arrays = {"indices": np.array(found["indices"], np.int64), "weights": np.array(found["weights"], np.float64)}
     spreads = {name: Spread(**found[name]) for name in ("random_error", "random_mmd")}
     return Selection(**{**found, **arrays, **spreads})
