@@ -47,9 +47,12 @@ class Iterations:
         """An iteration begins."""
         progress.mark, progress.weights = self.training.count, self.training.weights
         progress.is_look = bool(self._trains_with_gradients) and not progress.with_gradients
-        self._all = [each for each in self._all if each.epoch is progress.epoch or not each.ended]
+        used = self._used(progress.epoch)
+        self._all = [each for each in self._all if each in used or not each.ended]
         self._all.append(progress)
-        if self._latest is None and not progress.is_look:
+        if progress.is_look:
+            progress.records = False  # nobody will ask what its batches held
+        elif self._latest is None:
             self._latest = progress
 
     def clear(self) -> None:
@@ -105,6 +108,10 @@ class Iterations:
         self.note()
         used = self._used(epoch)
         return bool(used) and (any(each.done or each.finished for each in used) or all(each.ended for each in used))
+
+    def has_trained(self, progress: Progress) -> bool:
+        """Whether training has been seen in this iteration; costs next to nothing."""
+        return progress.used or (progress is self._latest and progress.mark != self.training.count)
 
     def current(self, epoch: Epoch) -> Progress | None:
         """The iteration of `epoch` that training is in: the last that trained, or else the last that began."""

@@ -268,7 +268,7 @@ class Session:
 
     def _start_early(self, *, sketched: bool) -> None:
         current = self.iterations.latest
-        if current is None or current.epoch is not self.epoch:
+        if current is None or current.epoch is not self.epoch or not self.iterations.has_trained(current):
             return
         if self.planner.wants_start(self.epoch, current.trained, sketched=sketched):
             self._deliver(wait=True)
@@ -419,16 +419,21 @@ class Session:
     def consolidate(self) -> None:
         """Bring what all workers have seen to the leader; every rank calls it."""
         self._settle()
-        self.planner.consolidate(self.epoch, self.progress.trained)
+        self.planner.consolidate(self.epoch, self._position())
+
+    def _position(self) -> int:
+        """How far training has come in this epoch; an evaluation does not count."""
+        progress = self.progress
+        return progress.trained if self.iterations.has_trained(progress) else self.epoch.start
 
     def state_dict(self) -> dict[str, Any]:
         """All state as a copy, arrays of NumPy."""
         self._settle()
-        progress = self.progress
+        over = self.progress.over and self.iterations.is_over(self.epoch)
         return {
             "epoch": self.epoch.number,
-            "trained": progress.trained,
-            "over": progress.over or self._ended_before,
+            "trained": self._position(),
+            "over": over or self._ended_before,
             "examples": self.setup.examples,
             "dim": self.dim,
             "sketches_began": self._sketches_began,
