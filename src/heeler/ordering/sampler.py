@@ -44,20 +44,20 @@ class Sampler(DistributedSampler[Any]):
         order: a rule by name (`heeler.herding.rule_names()`), your own scores (`heeler.order_by`), two levels for more
             than ten million examples (`heeler.two_levels`), or a rule of your own (`heeler.herding.OrderingRule`).
             For a stream "herd" or "random".
-        dim: numbers per sketch. By default 1,024 (4,096 of up to 4,096 examples if all layers are tapped, 256 from half
-            a million on), or the exact gradient of a model so small that nothing is gained by less. A model of no more
-            than `dim` covered parameters always gives its exact gradient.
+        dim: dimensions of a sketch. By default 1,024 (4,096 of up to 4,096 examples if all layers are sketched, 256
+            from half a million on), or the exact gradient of a model so small that nothing is gained by less. A model
+            of no more than `dim` covered parameters always gives its exact gradient.
         strata: (N,) integers or strings, one per example of `dataset`: its class, source or length bucket. Every batch
             of the order "stratified", which needs them, then holds its share of each; with "herd" those of the first
             epoch do, and later ones hold about their share. They are no part of the saved state: give them again after
             a restart.
-        subset: train on these examples only: what `heeler.select` returns, its `as_dict()`, or the (k,) numbers of the
+        subset: train on these examples only: what `heeler.select` returns, its `as_dict()`, or the (k,) indices of the
             chosen examples in `dataset`. Orders are of the subset, indices are the dataset's. `weights` has the weights
             for the loss. Give the same again after a restart. With `shards="local"` it is of this worker's dataset.
         refresh: how many epochs old a sketch may get. Sketches are taken in epochs 1, 2, 4, 8 and from then on in every
-            `refresh`-th; between them orders come from the sketches that are there, and the model runs untapped. 1: in
+            `refresh`-th; between them orders come from the sketches that are there, and steps run at full speed. 1: in
             every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway. Compiled
-            models are compiled twice: with taps, and without.
+            models are compiled twice: with sketches, and without.
         seed: of everything random. The same on all workers.
         num_replicas: workers; by default from `torch.distributed`, else one.
         rank: which one of them this is.
@@ -196,6 +196,10 @@ class Sampler(DistributedSampler[Any]):
         ahead of its own count starts in a random order.
         """
         self.session.ask_for(epoch)
+
+    def close(self) -> None:
+        """End threads and connections now, and not when the sampler is garbage; `handle.detach()` does as much."""
+        self.session.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Where this sampler stands, O(1) and small: for torchdata's `StatefulDataLoader`, on every draw.

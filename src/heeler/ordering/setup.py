@@ -25,11 +25,11 @@ from heeler.ordering.partition import Partition
 from heeler.ordering.planner import LocalPlanner, Planner
 
 DIM, MORE, FEWER = 1024, 4096, 256
-"""Numbers per sketch, by default; more of few examples where all layers are tapped, and fewer of very many. On a
+"""Dimensions of a sketch, by default; more of few examples where all layers are sketched, and fewer of very many. On a
 character GPT of 1,024 examples 4,096 keep 0.85 of what exact gradients gain, 1,024 three quarters
 (docs/how-it-works.md). Where layers are chosen by their price more numbers would leave more of them out."""
 FEW_BYTES, TABLE_BYTES = 1 << 25, 1 << 30
-"""Of tables of MORE and of DIM numbers per sketch, at most: 4,096 and half a million examples."""
+"""Of tables of MORE and of DIM dimensions, at most: 4,096 and half a million examples."""
 EXACT = 2048
 """Parameters up to which gradients are kept exactly: taking them costs no more than a sketch, and what a sketch leaves
 out cannot be balanced (RESULTS.md: GLUE on 385 and 1,537 parameters)."""

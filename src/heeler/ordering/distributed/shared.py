@@ -65,7 +65,7 @@ class SharedPlanner(ABC):
         transport: to the other ranks.
         rule: made alike on every rank, for the first order; only the leader's is fed.
         partition: how the rule's order becomes the ranks' indices.
-        dim: numbers per sketch.
+        dim: dimensions of a sketch.
         seed: of the random orders that stand in after a fault.
         peers: to the ranks that train on the same examples, which are told this rank's indices; see `Follower`.
     """
