@@ -4,7 +4,6 @@ import io
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""One file for a handle's state: `torch.save`, written in full or not at all, and every byte checked when read."""
+"""One file for a handle's state: `torch.save`, written in full or not at all, its checksums compared when read."""
 
 from __future__ import annotations
 
@@ -32,16 +32,13 @@ def save(handle: Handle, path: str | os.PathLike[str]) -> None:
     if not handle.session.planner.sees_all:
         return
     target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {target.parent} to write {target.name} into")
-    state = handle.state_dict()
-    _remove_orphans(target)
+    scratch_of = f".{target.name}.{socket.gethostname()}."
+    _remove_orphans(target.parent, scratch_of)
     # In the same folder, for a rename is atomic only within a file system.
-    prefix = f"{_scratch_prefix(target)}{os.getpid()}."
-    descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix=prefix, suffix=".part")
+    descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix=f"{scratch_of}{os.getpid()}.", suffix=".part")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            _write(state, file)
+            _write(handle.state_dict(), file)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(scratch, _mode(target))
@@ -129,25 +126,17 @@ def _mode(target: Path) -> int:
         return 0o666 & ~umask
 
 
-def _scratch_prefix(target: Path) -> str:
-    """Of the names of scratch files; the process follows, so that those of killed ones can be told apart."""
-    return f".{target.name}.{socket.gethostname()}."
-
-
-def _remove_orphans(target: Path) -> None:
-    """Remove the scratch files of saves to this file that were killed on this machine."""
-    for name in os.listdir(target.parent):
-        found = re.fullmatch(rf"{re.escape(_scratch_prefix(target))}(\d+)\..*\.part", name)
-        if found and not _is_running(int(found[1])):
-            (target.parent / name).unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # it may be somebody else's
-    return True
+def _remove_orphans(folder: Path, prefix: str) -> None:
+    """Remove scratch files with this prefix, before the number of a process, if that process does not run."""
+    for name in os.listdir(folder):
+        found = re.fullmatch(rf"{re.escape(prefix)}(\d+)\..*\.part", name)
+        if found:
+            try:
+                os.kill(int(found[1]), 0)
+            except ProcessLookupError:
+                (folder / name).unlink(missing_ok=True)
+            except OSError:
+                pass  # it runs, and is somebody else's
 
 
 def _sync_folder(folder: Path) -> None:
