@@ -82,6 +82,22 @@ def test_no_damaged_byte_is_taken_for_something_else(tmp_path: Path) -> None:
     assert outcomes["refused"] > 100
 
 
+def test_a_member_that_is_marked_as_a_folder_is_refused(tmp_path: Path) -> None:
+    """`torch.load` would take memory that was never written for its content."""
+    path = tmp_path / "state"
+    heeler.save(handle(), path)
+    good = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        members, place = len(archive.infolist()), archive.start_dir
+    for _ in range(members):
+        bad = bytearray(good)
+        bad[place + 38] ^= 0x10  # the attributes in its entry of the directory
+        path.write_bytes(bad)
+        with pytest.raises(heeler.CheckpointError, match="folder"):
+            read(path)
+        place = good.find(b"PK\1\2", place + 4)
+
+
 @pytest.mark.parametrize("size", [0, 1, 50, 1000, -1, -30])
 def test_a_file_that_is_cut_off(size: int, tmp_path: Path) -> None:
     path = tmp_path / "state"

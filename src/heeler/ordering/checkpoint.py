@@ -18,6 +18,9 @@ import torch
 from heeler.ordering.handle import Handle
 from heeler.ordering.state import StateError, to_torch
 
+_FOLDER = 0x10
+"""A bit of a zip member's attributes that no checksum covers: where it is set, torch.load returns unwritten memory."""
+
 
 class CheckpointError(ValueError):
     """The file is not a complete, readable state of this handle."""
@@ -80,6 +83,8 @@ def _checked(file: BinaryIO) -> Any:
     with zipfile.ZipFile(file) as archive:
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
             raise ValueError("it has compressed members, which heeler.save never writes")
+        if any(member.external_attr & _FOLDER for member in archive.infolist()):
+            raise ValueError("a member is marked as a folder")
         damaged = archive.testzip()
         if damaged is not None:
             raise ValueError(f"the checksum of {damaged} is wrong")
