@@ -1,6 +1,6 @@
 """Files that were damaged, crafted, written by all ranks at once, or left behind: nothing lost, nothing half loaded."""
 
-import io
+import contextlib
 import json
 import os
 import stat
@@ -82,6 +82,22 @@ def test_no_damaged_byte_is_taken_for_something_else(tmp_path: Path) -> None:
     assert outcomes["refused"] > 100
 
 
+def test_a_member_that_is_marked_as_a_folder_is_refused(tmp_path: Path) -> None:
+    """`torch.load` would take memory that was never written for its content."""
+    path = tmp_path / "state"
+    heeler.save(handle(), path)
+    good = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        members, place = len(archive.infolist()), archive.start_dir
+    for _ in range(members):
+        bad = bytearray(good)
+        bad[place + 38] ^= 0x10  # the attributes in its entry of the directory
+        path.write_bytes(bad)
+        with pytest.raises(heeler.CheckpointError, match="folder"):
+            read(path)
+        place = good.find(b"PK\1\2", place + 4)
+
+
 @pytest.mark.parametrize("size", [0, 1, 50, 1000, -1, -30])
 def test_a_file_that_is_cut_off(size: int, tmp_path: Path) -> None:
     path = tmp_path / "state"
@@ -90,35 +106,31 @@ def test_a_file_that_is_cut_off(size: int, tmp_path: Path) -> None:
     refused(path)
 
 
-def edited(path: Path, change: Callable[[dict[str, Any], dict[str, bytes]], None], **options: Any) -> None:
+def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Write a valid file whose content was changed."""
+    state = handle().state_dict()
+    change(state)
+    torch.save(state, path)
+
+
+def repacked(path: Path, change: Callable[[str, bytes], bytes] = lambda name, raw: raw, **options: Any) -> None:
+    """Write a zip file whose members were changed, with the checksums that belong to them."""
     heeler.save(handle(), path)
     with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    head = json.loads(members["state.json"])
-    change(head["state"], members)
-    members["state.json"] = json.dumps(head).encode()
+        members = {name: change(name, archive.read(name)) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", **options) as archive:
         for name, raw in members.items():
             archive.writestr(name, raw)
 
 
-def array(members: dict[str, bytes], place: dict[str, int], value: np.ndarray) -> None:
-    raw = io.BytesIO()
-    np.save(raw, value)
-    members[f"{place['__array__']}.npy"] = raw.getvalue()
-
-
-def _set(*keys: str, value: Any = None, drop: bool = False) -> Callable[[dict[str, Any], dict[str, bytes]], None]:
-    def change(state: dict[str, Any], members: dict[str, bytes]) -> None:
+def _set(*keys: str, value: Any = None, drop: bool = False) -> Callable[[dict[str, Any]], None]:
+    def change(state: dict[str, Any]) -> None:
         for key in keys[:-1]:
             state = state[key]
         if drop:
             del state[keys[-1]]
-        elif isinstance(value, np.ndarray):
-            array(members, state[keys[-1]], value)
         else:
-            state[keys[-1]] = value
+            state[keys[-1]] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
     return change
 
@@ -139,7 +151,10 @@ CRAFTED = {
     "a table of NaN": _set("session", "rule", "table", "rows", value=np.full((64, 6), np.nan, np.float16)),
     "a session that is a list": _set("session", value=[1, 2]),
     "no words on what was left out": _set("left_out", value=3),
-    "an array that is not there": _set("session", "order", value={"__array__": 99}),
+    "an order without a length": _set("session", "order", value={"__array__": 99}),
+    "positions that are no numbers": _set("session", "positions", value=["one"]),
+    "half a stash": _set("session", "stash", value={"indices": torch.arange(3)}),
+    "a sparse order": _set("session", "order", value=torch.arange(64).to_sparse()),
 }
 
 
@@ -150,19 +165,98 @@ def test_a_crafted_file_is_refused_and_changes_nothing(name: str, tmp_path: Path
 
 
 def test_compressed_members_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    edited(tmp_path / "state", lambda state, members: None, compression=zipfile.ZIP_DEFLATED)
+    repacked(tmp_path / "state", compression=zipfile.ZIP_DEFLATED)
     assert "compressed" in refused(tmp_path / "state")
 
 
-def test_a_header_that_announces_more_than_the_file_holds(tmp_path: Path) -> None:
-    def change(state: dict[str, Any], members: dict[str, bytes]) -> None:
-        raw = io.BytesIO()
-        header = {"descr": "<i8", "fortran_order": False, "shape": (1 << 40,)}
-        np.lib.format.write_array_header_1_0(raw, header)
-        members[f"{state['session']['order']['__array__']}.npy"] = raw.getvalue()
+def test_a_tensor_that_announces_more_than_the_file_holds(tmp_path: Path) -> None:
+    repacked(tmp_path / "state", lambda name, raw: raw[: len(raw) // 2] if "/data/" in name else raw)
+    refused(tmp_path / "state")
 
-    edited(tmp_path / "state", change)
-    assert "announces" in refused(tmp_path / "state")
+
+class Opened:
+    """What a pickle could do if it were let."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("code of a file was run",))
+
+
+def test_no_code_in_a_file_is_run(tmp_path: Path) -> None:
+    edited(tmp_path / "state", _set("left_out", value=Opened()))
+    assert "is damaged or is not a file that heeler.save wrote" in refused(tmp_path / "state")
+
+
+def test_a_checkpoint_of_the_users_own_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    torch.save({"model": {}, "heeler": handle().state_dict()}, tmp_path / "run.pt")
+    assert "give that part of it to handle.load_state_dict" in refused(tmp_path / "run.pt")
+
+
+def test_the_file_is_what_torch_load_reads(tmp_path: Path) -> None:
+    saved = handle()
+    heeler.save(saved, tmp_path / "state")
+    fresh = handle(2)
+    fresh.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    assert content(fresh) == content(saved)
+
+
+def test_checksums_are_written_where_torch_is_told_to_leave_them_out(tmp_path: Path) -> None:
+    saved, fresh = handle(), handle(2)
+    torch.serialization.set_crc32_options(False)
+    try:
+        heeler.save(saved, tmp_path / "state")
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    heeler.load(fresh, tmp_path / "state")
+    assert content(fresh) == content(saved)
+
+
+def save_as_02(handle: heeler.Handle, path: Path, version: int = 2, **changes: Any) -> None:
+    """As `heeler.save` of 0.2 wrote it: a tree in JSON, and arrays as NumPy files."""
+    arrays: list[np.ndarray] = []
+
+    def without_arrays(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {key: without_arrays(value) for key, value in tree.items()}
+        if isinstance(tree, torch.Tensor):
+            arrays.append(tree.numpy())
+            return {"__array__": len(arrays) - 1}
+        return tree
+
+    state = handle.state_dict()
+    state["session"] |= {"dim": 6, **changes}  # which 0.3 does not write
+    state = without_arrays({**state, "scale": {}})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        head = {"format": "heeler-state", "version": version, "arrays": len(arrays), "state": state}
+        archive.writestr("state.json", json.dumps(head))
+        for number, array in enumerate(arrays):
+            with archive.open(f"{number}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def test_a_file_of_02_is_loaded(tmp_path: Path) -> None:
+    saved, fresh = handle(), handle(2)
+    save_as_02(saved, tmp_path / "state")
+    heeler.load(fresh, tmp_path / "state")
+    assert content(fresh) == content(saved)
+
+
+def test_a_file_of_02_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    save_as_02(handle(), path)
+    good = path.read_bytes()
+    for place in np.random.default_rng(0).integers(0, len(good) * 3 // 4, 20).tolist():
+        path.write_bytes(good[:place] + bytes([good[place] ^ 0xFF]) + good[place + 1 :])
+        with contextlib.suppress(heeler.CheckpointError):
+            fresh = handle(2)
+            heeler.load(fresh, path)
+            assert content(fresh) == content(handle())
+    save_as_02(handle(), path, trained=1000)
+    assert "outside the epoch" in refused(path)
+    save_as_02(handle(), path, reselect={"every": 2})
+    assert "finish that run with Heeler 0.2" in refused(path)
+    save_as_02(handle(), path, version=99)
+    assert "read it with the Heeler that wrote it" in refused(path)
 
 
 def test_permissions_and_links_are_as_torch_save_leaves_them(tmp_path: Path) -> None:

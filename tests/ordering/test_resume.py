@@ -4,7 +4,6 @@ import io
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -246,10 +245,11 @@ def test_a_failed_save_leaves_the_file_that_was_there(tmp_path: Path, monkeypatc
     heeler.save(run.handle, tmp_path / "state")
     before = (tmp_path / "state").read_bytes()
 
-    def full(*_: object, **__: object) -> None:
+    def full(state: object, file: io.BufferedWriter) -> None:
+        file.write(b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(np.lib.format, "write_array", full)
+    monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="no space"):
         heeler.save(run.handle, tmp_path / "state")
     assert (tmp_path / "state").read_bytes() == before

@@ -1,34 +1,25 @@
-"""One file for a handle's state: written in full or not at all, checked when read, and never unpickled.
-
-The file is a zip archive, uncompressed: `state.json` holds the tree with a number in place of every array, and
-`0.npy`, `1.npy`, ... hold the arrays. Zip keeps a CRC-32 of every member, which is checked as it is read.
-"""
+"""One file for a handle's state: `torch.save`, written in full or not at all, its checksums compared when read."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import math
 import os
 import re
 import socket
 import tempfile
 import zipfile
-import zlib
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 
 from heeler.ordering.handle import Handle
-from heeler.ordering.state import StateError, to_numpy, to_torch
+from heeler.ordering.state import StateError, to_torch
 
-FORMAT = "heeler-state"
-VERSION = 2
-LARGEST_TREE = 1 << 26
-"""Bytes of `state.json`: it holds no array, so a larger one is not ours."""
-_ARRAY = "__array__"
+_FOLDER = 0x10
+"""A bit of a zip member's attributes that no checksum covers: where it is set, torch.load returns unwritten memory."""
 
 
 class CheckpointError(ValueError):
@@ -44,16 +35,13 @@ def save(handle: Handle, path: str | os.PathLike[str]) -> None:
     if not handle.session.planner.sees_all:
         return
     target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {target.parent} to write {target.name} into")
-    arrays: list[np.ndarray] = []
-    tree = _without_arrays(to_numpy(handle.state_dict()), arrays)
-    _remove_orphans(target)
+    scratch_of = f".{target.name}.{socket.gethostname()}."
+    _remove_orphans(target.parent, scratch_of)
     # In the same folder, for a rename is atomic only within a file system.
-    descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix=_scratch_prefix(target), suffix=".part")
+    descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix=f"{scratch_of}{os.getpid()}.", suffix=".part")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            _write(file, tree, arrays)
+            _write(handle.state_dict(), file)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(scratch, _mode(target))
@@ -74,87 +62,63 @@ def load(handle: Handle, path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The state in a file that `save` wrote, as `handle.load_state_dict` takes it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            head, arrays = _parts(archive)
-            state = _with_arrays(head["state"], arrays)
-            if not isinstance(state, dict):
-                raise ValueError("no state in it")
-            return dict(to_torch(state))
-    except (CheckpointError, FileNotFoundError, IsADirectoryError, PermissionError):
-        raise
-    except (
-        *(zipfile.BadZipFile, zlib.error, EOFError, LookupError, AttributeError, TypeError, ValueError, OSError),
-        *(NotImplementedError, RuntimeError, RecursionError, MemoryError, OverflowError),
-    ) as error:  # what zipfile, json and NumPy raise for bytes that are not as they should be
+    """The state in a file that `save` wrote, here or in Heeler 0.2, as `handle.load_state_dict` takes it."""
+    with open(path, "rb") as file:
+        try:
+            state = _checked(file)
+        except Exception as error:  # zipfile, torch, json and NumPy raise many things for bytes that are not theirs
+            raise CheckpointError(
+                f"{path} is damaged or is not a file that heeler.save wrote ({type(error).__name__}: {error})"
+            ) from error
+    if not isinstance(state, dict) or "session" not in state:
         raise CheckpointError(
-            f"{path} is damaged or is not a file that heeler.save wrote ({type(error).__name__}: {error})"
-        ) from error
-
-
-def _parts(archive: zipfile.ZipFile) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The tree and the arrays; nothing is allocated that the file itself is not as large as."""
-    for member in archive.infolist():
-        if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
-            raise CheckpointError(f"{archive.filename} has compressed members, which heeler.save never writes")
-    if archive.getinfo("state.json").file_size > LARGEST_TREE:
-        raise CheckpointError(f"{archive.filename} is not a file that heeler.save wrote: its tree is too large")
-    head = json.loads(archive.read("state.json"))
-    if head.get("format") != FORMAT:
-        raise CheckpointError(f"{archive.filename} is not a file that heeler.save wrote")
-    if head.get("version") != VERSION:
-        raise CheckpointError(
-            f"{archive.filename} has format version {head.get('version')}, this Heeler reads {VERSION}: "
-            "read it with the Heeler that wrote it"
+            f"{path} is not a file that heeler.save wrote. If it is a checkpoint of your own that holds "
+            "handle.state_dict(), read it with torch.load, and give that part of it to handle.load_state_dict"
         )
-    count = head["arrays"]
-    if not isinstance(count, int) or not 0 <= count <= len(archive.namelist()):
-        raise ValueError("a wrong number of arrays")
-    return head, [_array(archive, f"{number}.npy") for number in range(count)]
+    return state
 
 
-def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    size = archive.getinfo(name).file_size
-    with archive.open(name) as member:
-        version = np.lib.format.read_magic(member)
-        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = reader(member)
-        if dtype.hasobject or math.prod(shape) * dtype.itemsize > size:
-            raise ValueError(f"{name} announces more than it holds")
-        flat = np.empty(math.prod(shape), dtype)
-        room: Any = flat.view(np.uint8).data
-        while room and (count := cast(io.BufferedIOBase, member).readinto(room)):
-            room = room[count:]
-        if room or member.read(1):  # to the member's end, where zip compares its checksum
-            raise ValueError(f"{name} does not hold what it announces")
-    return flat.reshape(shape, order="F" if fortran else "C")
+def _checked(file: BinaryIO) -> Any:
+    """What is in the file. `torch.load` compares no checksums, so all of them are compared before."""
+    with zipfile.ZipFile(file) as archive:
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            raise ValueError("it has compressed members, which heeler.save never writes")
+        if any(member.external_attr & _FOLDER for member in archive.infolist()):
+            raise ValueError("a member is marked as a folder")
+        damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"the checksum of {damaged} is wrong")
+        if "state.json" in archive.namelist():
+            return _read_old(archive)
+    file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
 
 
-def _write(file: IO[bytes], tree: Any, arrays: list[np.ndarray]) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        head = {"format": FORMAT, "version": VERSION, "arrays": len(arrays), "state": tree}
-        archive.writestr("state.json", json.dumps(head))
-        for number, array in enumerate(arrays):
-            with archive.open(f"{number}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+def _read_old(archive: zipfile.ZipFile) -> Any:
+    """The state in a file of Heeler 0.2: a tree in JSON with a number in place of every array, and the arrays."""
+
+    def filled(tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        if "__array__" in tree:
+            with archive.open(f"{tree['__array__']}.npy") as member:
+                return np.lib.format.read_array(member, allow_pickle=False)
+        return {key: filled(value) for key, value in tree.items()}
+
+    head = json.loads(archive.read("state.json"))
+    if (head["format"], head["version"]) != ("heeler-state", 2):
+        raise ValueError("it is of another format than Heeler 0.2 wrote: read it with the Heeler that wrote it")
+    return to_torch(filled(head["state"]))
 
 
-def _without_arrays(tree: Any, arrays: list[np.ndarray]) -> Any:
-    if isinstance(tree, dict):
-        return {key: _without_arrays(value, arrays) for key, value in tree.items()}
-    if isinstance(tree, np.ndarray):
-        arrays.append(tree)
-        return {_ARRAY: len(arrays) - 1}
-    return tree
-
-
-def _with_arrays(tree: Any, arrays: list[np.ndarray]) -> Any:
-    if isinstance(tree, dict):
-        if _ARRAY in tree:
-            return arrays[tree[_ARRAY]]
-        return {key: _with_arrays(value, arrays) for key, value in tree.items()}
-    return tree
+def _write(state: dict[str, Any], file: BinaryIO) -> None:
+    """`torch.save`, with the checksums that `read` needs even where the user has turned them off."""
+    wanted = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        torch.save(state, file)
+    finally:
+        torch.serialization.set_crc32_options(wanted)
 
 
 def _mode(target: Path) -> int:
@@ -167,28 +131,17 @@ def _mode(target: Path) -> int:
         return 0o666 & ~umask
 
 
-def _scratch_prefix(target: Path) -> str:
-    """The name of a scratch file tells whose it is, so that those of killed processes can be told."""
-    return f".{target.name}.{socket.gethostname()}.{os.getpid()}."
-
-
-def _remove_orphans(target: Path) -> None:
-    """Remove the scratch files of saves to this file that were killed on this machine."""
-    mine = re.compile(rf"\.{re.escape(target.name)}\.{re.escape(socket.gethostname())}\.(\d+)\..*\.part")
-    for name in os.listdir(target.parent):
-        found = mine.fullmatch(name)
-        if found and not _is_running(int(found[1])):
-            (target.parent / name).unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    return True
+def _remove_orphans(folder: Path, prefix: str) -> None:
+    """Remove scratch files with this prefix, before the number of a process, if that process does not run."""
+    for name in os.listdir(folder):
+        found = re.fullmatch(rf"{re.escape(prefix)}(\d+)\..*\.part", name)
+        if found:
+            try:
+                os.kill(int(found[1]), 0)
+            except ProcessLookupError:
+                (folder / name).unlink(missing_ok=True)
+            except OSError:
+                pass  # it runs, and is somebody else's
 
 
 def _sync_folder(folder: Path) -> None:

@@ -21,7 +21,7 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
     if "subset" in session:
         raise ValueError(
             "a state of a subset cannot grow: its numbers stay right in a dataset that has grown behind them, so load "
-            "it as it is, or select anew, among the new examples too, and start a new sampler"
+            "it as it is, or select again, among the new examples too, and start a new sampler"
         )
     if examples < old:
         raise ValueError(f"the state is of {old} examples, and cannot shrink to {examples}")

@@ -194,8 +194,8 @@ class Handle:
                 if tree["sketch"].get(key) != value:
                     raise StateError(
                         f"the state was saved with {key}={tree['sketch'].get(key)!r}, this handle has {value!r}: "
-                        "sketches of different projections cannot be compared. Attach with the options the state was "
-                        "saved with."
+                        "sketches of different projections cannot be compared. Make the sampler and attach with the "
+                        "options the state was saved with (dim, seed, layers, exact)."
                     )
             if tree.get("scale"):
                 raise StateError(
@@ -207,7 +207,7 @@ class Handle:
         except StateError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise StateError(f"the state is damaged ({type(error).__name__}: {error})") from error
+            raise StateError(f"the state is damaged, or of another run ({type(error).__name__}: {error})") from error
         self.sketcher.set_left_out(left_out)
 
     def metrics(self) -> dict[str, float]:

@@ -435,7 +435,6 @@ class Session:
             "trained": self._position(),
             "over": over or self._ended_before,
             "examples": self.setup.examples,
-            "dim": self.dim,
             "sketches_began": self._sketches_began,
             **subset_state(self.links.subset, self.setup.subset, self.links.shard_sizes is None),
             **self.planner.state_dict(self.epoch),
@@ -450,11 +449,6 @@ class Session:
             self._check_length(state["examples"])
         elif tuple(state.get("shard_sizes", sizes)) != sizes:
             raise StateError(f"the state is of shards of {state['shard_sizes']} examples, these are {list(sizes)}")
-        if state["dim"] != self.dim:
-            raise StateError(
-                f"the state holds sketches of {state['dim']} dimensions, this sampler takes {self.dim}: to go on with "
-                f"it, make the sampler with dim={state['dim']}"
-            )
         plan, same_workers = self.planner.load_state_dict(state)
         self._pop()  # whatever was under way belongs to another run
         self.attribution = Attribution()

@@ -61,10 +61,10 @@ def order_state(rule: OrderingRule, order: Order | None, closed: bool, partition
 def resumed_order(state: dict[str, Any], partition: Partition) -> tuple[IntArray, bool]:
     """The epoch order to go on with, and whether positions in it still hold.
 
-    With other workers than the state was saved with, what is left of the epoch is dealt out anew.
+    With other workers than the state was saved with, what is left of the epoch is dealt out to these.
     """
     if is_lazy(state):
-        raise ValueError(
+        raise StateError(
             "the state is of an order in two levels, which one worker follows, and cannot go on with "
             f"{partition.workers}: load it on one"
         )
@@ -74,7 +74,7 @@ def resumed_order(state: dict[str, Any], partition: Partition) -> tuple[IntArray
     if same or partition.workers == before.workers == 1:  # a position is a position, whatever the batch size
         return order, True
     if partition.shard_sizes is not None:
-        raise ValueError(
+        raise StateError(
             f"the state is of {before.workers} workers with shards of their own and cannot go on with "
             f"{partition.workers}: with shards='local' the examples belong to the workers"
         )
@@ -87,17 +87,24 @@ def is_lazy(state: dict[str, Any]) -> bool:
 
 
 def check_state(state: dict[str, Any], examples: int) -> None:
-    """Raise unless the leader's state of a session is complete and makes sense. examples: of all workers."""
+    """Raise unless a session's state is complete and makes sense. examples: of all workers.
+
+    The rule checks its own part of it, before it changes anything.
+    """
     if "rule" not in state:
         raise StateError("this state is not the leader's: load what rank 0 saved, on every rank")
-    for name, kind in _FIELDS.items():
+    for name, kind in {**_FIELDS, **_LEADERS_FIELDS}.items():
         if name not in state:
+            if name in _LEADERS_FIELDS:
+                continue
             raise StateError(f"it lacks {name!r}")
         value = state[name]
-        if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise StateError(f"its {name!r} is {value!r}, not a whole number of at least 0")
-        if kind is not int and not isinstance(value, kind):
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise StateError(f"its {name!r} is a {type(value).__name__}")
+        if kind is int and value < 0:
+            raise StateError(f"its {name!r} is {value}, which is below 0")
+        if kind is list and not all(type(each) is int for each in value):
+            raise StateError(f"its {name!r} holds more than whole numbers")
     if state["sketches_began"] > state["epoch"] + 1:
         raise StateError("its sketches begin after its epoch")
     order, length = state["order"], examples
@@ -107,6 +114,9 @@ def check_state(state: dict[str, Any], examples: int) -> None:
             raise StateError(f"its order is {order}, for {examples} examples")
     else:
         length = _checked_length(order, examples)
+    stash = state.get("stash", {"indices": (), "vectors": ()})
+    if not {"indices", "vectors"} <= stash.keys() or len(stash["indices"]) != len(stash["vectors"]):
+        raise StateError("its 'stash' of sketches is not complete")
     if state["trained"] > length or state["workers"] < 1 or state["batch_size"] < 1:
         raise StateError("its position lies outside the epoch")
 
@@ -155,7 +165,6 @@ _FIELDS: dict[str, Any] = {
     "trained": int,
     "over": bool,
     "examples": int,
-    "dim": int,
     "sketches_began": int,
     "rule": dict,
     "order": (np.ndarray, dict),
@@ -164,3 +173,6 @@ _FIELDS: dict[str, Any] = {
     "batch_size": int,
     "drop_last": bool,
 }
+"""What every state of a session holds."""
+_LEADERS_FIELDS: dict[str, Any] = {"first_epoch": bool, "stash": dict, "positions": list, "shard_sizes": list}
+"""What the state of several workers holds too."""
