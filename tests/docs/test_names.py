@@ -25,7 +25,8 @@ def section(text, title):
     return re.split(r"^#+ ", text.split(title, 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
-STOPS = [row[:3] for row in rows(section(CONTRIBUTING, "### From `backward()` to the next index"))]
+WALK = "### From `backward()` to the next order"
+STOPS = [row[:3] for row in rows(section(CONTRIBUTING, WALK))]
 CHANGES = rows(section(CONTRIBUTING, "### What to touch"))
 
 
