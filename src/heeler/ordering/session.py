@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -319,6 +320,9 @@ class Session:
 
     def draw(self) -> Iterator[int]:
         """The indices of an epoch: of the next one, if the current one was trained on and this is no look at it."""
+        return chain.from_iterable(self._chunks())  # in C: no Python runs per index
+
+    def _chunks(self) -> Iterator[Iterator[int]]:
         yield from self._begin().draw()
 
     def ask_for(self, epoch: int) -> None:
