@@ -264,7 +264,7 @@ class Session:
         return self._source.pop_passes() if self._source is not None else []
 
     def _deliver(self, *, wait: bool = False) -> None:
-        for indices, vectors in self.attribution.receive(self.epoch, self.rule.keeps_table, wait=wait):
+        for indices, vectors in self.attribution.receive(self.epoch, self.planner.rule.keeps_table, wait=wait):
             self._observe(indices, vectors)
 
     def _start_early(self, *, sketched: bool) -> None:
