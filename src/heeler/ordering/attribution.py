@@ -144,7 +144,8 @@ class Attribution:
             if sum(sketches.numel() for _, sketches, _ in self._staged) >= CHUNK:
                 self._ship()
         else:
-            self._ship()
+            if self._staged:
+                self._ship()
             self._host_copy.send(_codes(self._serial, len(sketches)), sketches)
         self._serial += 1
 

@@ -70,12 +70,13 @@ class Iterations:
         """An iteration has given its loop a batch: from now on training belongs to this one."""
         if progress.is_look:
             return
+        count = self.training.count
         if progress is not self._latest:
             self.note()
             self._latest = progress
-        elif progress.mark != self.training.count:
+        elif progress.mark != count and not progress.used:
             self._mark_used(progress)
-        progress.mark = self.training.count
+        progress.mark = count
 
     def note(self) -> None:
         """Take note of training since the last batch was handed out."""

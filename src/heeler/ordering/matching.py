@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,13 +39,13 @@ class HandedOut:
         # On the host they are kept, to be compared with copies; a GPU's memory is not ours to fill. While gradients are
         # off nothing is kept: such a batch is evaluated on.
         keeps = torch.is_grad_enabled()
-        self._refs = [(lambda t=t: t) if keeps and not t.is_cuda else weakref.ref(t) for t in found]
+        self._held = [t if keeps and not t.is_cuda else weakref.ref(t) for t in found]
         self._samples: list[Tensor] | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         """Those with a row per example that are still there."""
-        return [t for ref in self._refs if (t := ref()) is not None]
+        return [t for held in self._held if (t := held if isinstance(held, Tensor) else held()) is not None]
 
     @staticmethod
     def lengths(data: Any) -> list[int]:
@@ -133,10 +133,12 @@ def _as(samples: Tensor, dtype: torch.dtype, width: int) -> NDArray[np.float32] 
     return np.ascontiguousarray(samples[:, :width].to(dtype).float().numpy())
 
 
-def _tensors(data: Any, depth: int = 0) -> Iterator[Tensor]:
+def _tensors(data: Any, depth: int = 0) -> list[Tensor]:
     if isinstance(data, Tensor):
-        yield data
-    elif depth < 4:
+        return [data]
+    found: list[Tensor] = []
+    if depth < 4:
         parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, (tuple, list)) else ()
         for part in list(parts)[:64]:
-            yield from _tensors(part, depth + 1)
+            found += [part] if isinstance(part, Tensor) else _tensors(part, depth + 1)
+    return found

@@ -110,15 +110,15 @@ class Progress:
         self._open = self._exhausted = False
         self._last = self.length - batch_size + 1  # where the loader is not known, it may drop an incomplete last batch
 
-    def draw(self) -> Iterator[int]:
-        """Yield `indices[start:]` as Python integers."""
+    def draw(self) -> Iterator[Iterator[int]]:
+        """Yield `indices[start:]` as Python integers, a chunk at a time."""
         self._open = True
         try:
             self._meet_loader()
             for begin in range(self.start, self.length, CHUNK):
                 chunk = self.indices[begin : begin + CHUNK].tolist()
                 self._chunk, self._chunk_end = iter(chunk), begin + len(chunk)
-                yield from self._chunk
+                yield self._chunk
             self._exhausted = True
             if self._loader is None:
                 self.end()

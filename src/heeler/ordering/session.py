@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -263,7 +264,7 @@ class Session:
         return self._source.pop_passes() if self._source is not None else []
 
     def _deliver(self, *, wait: bool = False) -> None:
-        for indices, vectors in self.attribution.receive(self.epoch, self.rule.keeps_table, wait=wait):
+        for indices, vectors in self.attribution.receive(self.epoch, self.planner.rule.keeps_table, wait=wait):
             self._observe(indices, vectors)
 
     def _start_early(self, *, sketched: bool) -> None:
@@ -319,6 +320,9 @@ class Session:
 
     def draw(self) -> Iterator[int]:
         """The indices of an epoch: of the next one, if the current one was trained on and this is no look at it."""
+        return chain.from_iterable(self._chunks())  # in C: no Python runs per index
+
+    def _chunks(self) -> Iterator[Iterator[int]]:
         yield from self._begin().draw()
 
     def ask_for(self, epoch: int) -> None:
