@@ -76,7 +76,8 @@ def parse(app, words):
     context = None
     while hasattr(command, "commands"):
         context = command.context_class(command, parent=context)
-        if not words:
+        if not words or words[0].startswith("--"):
+            assert {*words} <= {option for each in command.get_params(context) for option in each.opts}
             return
         found = command.get_command(context, words[0])
         assert found is not None, f"there is no command {words[0]!r}"
