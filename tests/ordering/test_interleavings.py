@@ -65,7 +65,8 @@ def logical_path(plan: list[Operation], ranks: int) -> list[int]:
     goes_on = False  # the last epoch does, after a load in its middle
     moved_on = False  # rank 0, whose state is saved, has looked at the epoch after one that was left
     for operation in plan:
-        moved_on = operation.kind not in ("train", "load") and (moved_on or moves_on(operation.kind, operation.rank))
+        looks = not goes_on and moves_on(operation.kind, operation.rank)
+        moved_on = operation.kind not in ("train", "load") and (moved_on or looks)
         if operation.kind == "train":
             if goes_on and operation.steps <= path[-1]:
                 continue
@@ -107,8 +108,8 @@ class Run:
         self.save()
 
     def do(self, operation: Operation) -> None:
-        kept = operation.kind not in ("train", "load")
-        self.moved_on = kept and (self.moved_on or moves_on(operation.kind, operation.rank))
+        looks = not self.goes_on and moves_on(operation.kind, operation.rank)
+        self.moved_on = operation.kind not in ("train", "load") and (self.moved_on or looks)
         if operation.kind == "train":
             self.train(operation)
         elif operation.kind == "load":

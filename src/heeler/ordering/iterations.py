@@ -48,7 +48,7 @@ class Iterations:
         progress.mark, progress.weights = self.training.count, self.training.weights
         progress.is_look = bool(self._trains_with_gradients) and not progress.with_gradients
         used = self._used(progress.epoch)
-        self._all = [each for each in self._all if each in used or not each.ended]
+        self._all = [each for each in self._all if each in used or each is self._latest or not each.ended]
         self._all.append(progress)
         if progress.is_look:
             progress.records = False  # nobody will ask what its batches held
