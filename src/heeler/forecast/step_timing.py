@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from heeler.herding import SketchTable
-from heeler.sketch import HostCopy, Sketcher
+from heeler.ordering.host_copy import HostCopy
+from heeler.sketch import Sketcher
 from heeler.torch_private import is_compiled
 
 Step = Callable[[], None]

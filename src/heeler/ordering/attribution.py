@@ -22,9 +22,9 @@ from torch import Tensor
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.epoch import Epoch
+from heeler.ordering.host_copy import CHUNK, HostCopy
 from heeler.ordering.matching import PRINT, HandedOut, same_memory, same_rows, sample
 from heeler.ordering.progress import Progress
-from heeler.sketch.host_copy import CHUNK, HostCopy
 
 Rows = tuple[IntArray, NDArray[np.float32]]
 NAME = (

@@ -1,7 +1,6 @@
 """From a model to sketches: K numbers per example's gradient, taken out of an ordinary backward."""
 
 from heeler.sketch.coverage import Coverage
-from heeler.sketch.host_copy import HostCopy
 from heeler.sketch.layer_rules import Call, Cost, Examples, LayerRule, LeftOut, register
 from heeler.sketch.matrices import MatrixSpec
 from heeler.sketch.passes import SketchListener
@@ -12,7 +11,6 @@ __all__ = [
     "Cost",
     "Coverage",
     "Examples",
-    "HostCopy",
     "LayerRule",
     "LeftOut",
     "MatrixSpec",

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from heeler.sketch import HostCopy
-from heeler.sketch.host_copy import CHUNK
+from heeler.ordering.host_copy import CHUNK, HostCopy
 
 
 def test_what_is_sent_arrives_in_order_under_the_indices_it_was_sent_with() -> None:
