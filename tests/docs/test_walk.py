@@ -41,17 +41,31 @@ def stops() -> list[CodeType]:
 
 
 @pytest.fixture(scope="module")
-def calls() -> list[CodeType]:
-    """The functions of Heeler that README's script calls, in order, in its thread and in that of a solve."""
+def calls(traced) -> list[CodeType]:
+    return traced[0]
+
+
+@pytest.fixture(scope="module")
+def own_calls(traced) -> list[CodeType]:
+    return traced[1]
+
+
+@pytest.fixture(scope="module")
+def traced() -> tuple[list[CodeType], list[CodeType]]:
+    """The functions of Heeler that README's script calls, in order: with those in the thread of a solve, and without."""
     script = next(block.code for block in fenced(ROOT / "README.md") if '("random", "herd")' in block.code)
     for large, small in SMALLER.items():
         assert large in script
         script = script.replace(large, small)
     called: list[CodeType] = []
+    own: list[CodeType] = []
+    main = threading.get_ident()
 
     def note(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(HOME):
             called.append(frame.f_code)
+            if threading.get_ident() == main:
+                own.append(frame.f_code)
 
     threads, before = torch.get_num_threads(), sys.getprofile()
     threading.setprofile(note)
@@ -63,7 +77,7 @@ def calls() -> list[CodeType]:
         sys.setprofile(before)
         threading.setprofile(None)
         torch.set_num_threads(threads)
-    return called
+    return called, own
 
 
 def places(calls, function) -> list[int]:
@@ -125,9 +139,9 @@ def test_the_walk_is_short_and_goes_one_way():
     assert [number for number, _, _ in STOPS] == [str(n + 1) for n in range(len(STOPS))]
 
 
-def test_a_step_is_short(calls):
+def test_a_step_is_short(own_calls):
     """From one batch to the next, in the middle of a sketched epoch and of one without sketches."""
-    handed_out = batches(calls)
+    calls, handed_out = own_calls, batches(own_calls)
     for epoch, most_calls, most_files in ((1, 98, 20), (2, 30, 13)):
         middle = epoch * STEPS + STEPS // 2
         step = calls[handed_out[middle] : handed_out[middle + 1]]

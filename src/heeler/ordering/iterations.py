@@ -47,6 +47,9 @@ class Iterations:
         """An iteration begins."""
         progress.mark, progress.weights = self.training.count, self.training.weights
         progress.is_look = bool(self._trains_with_gradients) and not progress.with_gradients
+        for each in self._all:
+            if each.ended and each.epoch is not progress.epoch:
+                each.release()
         used = self._used(progress.epoch)
         self._all = [each for each in self._all if each in used or each is self._latest or not each.ended]
         self._all.append(progress)

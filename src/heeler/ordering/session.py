@@ -269,7 +269,9 @@ class Session:
 
     def _start_early(self, *, sketched: bool) -> None:
         current = self.iterations.latest
-        if current is None or current.epoch is not self.epoch or not self.iterations.has_trained(current):
+        if current is None or current.epoch is not self.epoch:
+            return
+        if not (current.used or self.iterations.has_trained(current)):
             return
         if self.planner.wants_start(self.epoch, current.trained, sketched=sketched):
             self._deliver(wait=True)
