@@ -52,7 +52,7 @@ def own_calls(traced) -> list[CodeType]:
 
 @pytest.fixture(scope="module")
 def traced() -> tuple[list[CodeType], list[CodeType]]:
-    """The functions of Heeler that README's script calls, in order: with those in the thread of a solve, and without."""
+    """Functions of Heeler that README's script calls, in order: with those in the thread of a solve, and without."""
     script = next(block.code for block in fenced(ROOT / "README.md") if '("random", "herd")' in block.code)
     for large, small in SMALLER.items():
         assert large in script
