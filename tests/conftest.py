@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+
+CPUINFO = Path("/proc/cpuinfo")
+if CPUINFO.exists() and "amx_tile" in CPUINFO.read_text():
+    # Some virtual machines announce AMX and do not allow it: then PyTorch's own bfloat16 layers raise "could not create a
+    # primitive". Read as PyTorch is imported, so it is set before that.
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 
 def pytest_configure(config: pytest.Config) -> None:
