@@ -9,8 +9,8 @@ import pytest
 
 CPUINFO = Path("/proc/cpuinfo")
 if CPUINFO.exists() and "amx_tile" in CPUINFO.read_text():
-    # Some virtual machines announce AMX and do not allow it: then PyTorch's own bfloat16 layers raise "could not create a
-    # primitive". Read as PyTorch is imported, so it is set before that.
+    # Some virtual machines announce AMX and do not allow it: PyTorch's own bfloat16 layers then raise "could not create
+    # a primitive". The variable is read as PyTorch is imported.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 
