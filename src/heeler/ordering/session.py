@@ -65,7 +65,7 @@ class Session:
         self._resumed = False  # and nothing was read since
         self._ended_before = False  # the loaded state's epoch was over
         self._asked_epoch: int | None = None
-        self._close = weakref.finalize(self, _close, self.planner, links, self.iterations.training)
+        self._finalizer = weakref.finalize(self, _close, self.planner, links, self.iterations.training)
 
     @property
     def rule(self) -> OrderingRule:
@@ -140,10 +140,10 @@ class Session:
         if self.links.workers is not None:
             agree(self.links.workers, {"the dimensions of a sketch": source.dim})
         self.iterations.note()
-        self.iterations.training.attach(source)
-        self.iterations.attach_changed()
         if self.rule.needs_vectors:
             self._adopt_dim(source.dim)
+        self.iterations.training.attach(source)
+        self.iterations.attach_changed()
         self._source, self.ids = source, ids and self._ids_in_subset(ids)
         source.sketching = self.takes_sketches
         self._finish_if_over()
@@ -165,7 +165,7 @@ class Session:
 
     def close(self) -> None:
         """End all threads and connections, and take all hooks off; a finalizer does the same."""
-        self._close()
+        _close(self.planner, self.links, self.iterations.training)
 
     def _adopt_dim(self, dim: int) -> None:
         own_rule = isinstance(self.setup.order, OrderingRule)
@@ -176,15 +176,15 @@ class Session:
             )
         if dim == self.dim:
             return
-        if self.epoch.number or self.iterations.is_over(self.epoch):
+        if self.epoch.number or self.progress.used:
             raise RuntimeError("attach the model before the first epoch: sketches of another size were taken")
         self.dim = dim
-        self._close.detach()
+        self._finalizer.detach()
         self.planner.close(self.epoch)
         self.planner = make_planner(self.setup, self.links, dim)
         self.epoch = self._epoch(0, self.planner.first())
         self.iterations.clear()
-        self._close = weakref.finalize(self, _close, self.planner, self.links, self.iterations.training)
+        self._finalizer = weakref.finalize(self, _close, self.planner, self.links, self.iterations.training)
 
     # What the sketcher tells: see `heeler.sketch.SketchListener`
 
@@ -366,9 +366,10 @@ class Session:
     def iteration_ended(self, progress: Progress) -> None:
         """If it has trained, the other workers need not wait for the loop's next iteration."""
         if progress.epoch is self.epoch and not progress.is_look:
-            self._settle()
+            self.drain(wait=True)
             self.iterations.note()
             if progress.done:
+                self._settle()
                 self.planner.finish(self.epoch)
 
     def iteration_left(self, progress: Progress) -> None:
