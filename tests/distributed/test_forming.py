@@ -114,9 +114,11 @@ def test_a_fault_costs_a_bounded_wait_and_two_epochs(who: int, what: str, shards
     check_partition(results, shards)
     for rank, result in enumerate(results):
         assert f"rank {who} " in result["said"][0], (rank, result["said"])
-        # The order after epoch FAULT is random, the next one may be, the one after that is not. A rank that sleeps has
-        # done its part of that epoch's exchange as the epoch ended: the one after it misses the rank.
-        last = FAULT + (what == "sleeps")
+        # The order after epoch FAULT is random, the next one may be, the one after that is not. A rank that sleeps or
+        # freezes as the epoch has ended may have done its part of that exchange by then: the next one misses the rank.
+        last = result["coordinated"].index(False)
+        assert last - FAULT in ((0,) if what == "lies" else (0, 1))
+        assert last == results[0]["coordinated"].index(False)
         assert result["coordinated"] == [True] * last + [False] + [True] * (EPOCHS - last - 2), (rank, result)
         if rank != who:
             assert max(result["waits"]) < (2 if who == 0 else 1) * TIMEOUT + BUSY
