@@ -225,7 +225,7 @@ def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(kills, tmp_pa
             begun = time.perf_counter()
             run.start()
             if name == "killed" and done < kills:
-                run.join(timeout=rng.uniform(0.0, 1.2) * duration / kills)
+                run.join(timeout=rng.uniform(0.0, 0.8) * duration / kills)
                 if run.is_alive():
                     os.kill(run.pid, signal.SIGKILL)
                     done += 1
