@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _python_dispatch
 from torch.utils.data import dataloader
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -125,6 +127,90 @@ def current_stream(device: torch.device) -> int | None:
     return torch.cuda.current_stream(device).cuda_stream if _raw_stream is None else _raw_stream(device.index)
 
 
+def graph_nodes(tensors: Iterable[Tensor], most: int) -> Counter[type]:
+    """The kinds of the nodes from which these tensors were computed, by their classes, and how many there are of each.
+
+    Uses `Node.next_functions`, which is documented, and that every kind has a class of its own, which is not. Without:
+    all are of one kind, and a model that computes otherwise for some batches is not noticed. most: nodes to look at.
+    """
+    found: Counter[type] = Counter()
+    rest = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(rest)
+    while rest and len(seen) < most:
+        node = rest.pop()
+        found[type(node)] += 1
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                rest.append(below)
+    return found
+
+
+# Operations below autograd, as `heeler.sketch.recording` writes them down. Without one of these parts: nothing is
+# recorded, no layer's rows are tested, and no layer is sketched.
+
+DispatchMode: Any = _python_dispatch.TorchDispatchMode
+"""Sees every operation that runs while it is entered."""
+
+without_modes: Callable[[], AbstractContextManager[Any]] = getattr(
+    _python_dispatch, "_disable_current_modes", nullcontext
+)
+"""No mode sees what runs meanwhile: a user's FLOP counter counts no replay. Without it they do."""
+
+BATCH_NORM_OPERATIONS = frozenset(
+    {
+        "native_batch_norm",
+        "cudnn_batch_norm",
+        "miopen_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+        "_batch_norm_with_update",
+        "_batch_norm_with_update_functional",
+    }
+)
+"""What a batch norm in training runs, by device and version. They take (input, weight, bias, ...), and the examples meet
+in their statistics alone."""
+
+
+def is_random(operation: Any) -> bool:
+    """Whether it draws from a generator."""
+    return torch.Tag.nondeterministic_seeded in operation.tags
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The one that operations on a device draw from."""
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+def written_arguments(operation: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operation writes to."""
+    schema = operation._schema
+    if not schema.is_mutable:
+        return []
+    found: list[Tensor] = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += [t for t in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(t, Tensor)]
+    return found
+
+
+def storage_of(tensor: Tensor) -> int | None:
+    """Tells storages apart; None where a tensor has none of its own (sparse ones, subclasses)."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def rebuilt(tensor: Tensor, data: Tensor) -> Tensor:
+    """A tensor that lies in other bytes as this one lies in its storage."""
+    other = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return other.set_(data.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 # Modules
 
 BATCH_NORM: type[nn.Module] = _part("nn.modules.batchnorm._BatchNorm", nn.BatchNorm2d)
@@ -177,6 +263,20 @@ def run_as_it_is(function: Any) -> None:
 def run_eagerly() -> AbstractContextManager[Any]:
     """Compiled code runs as it was written meanwhile. (`set_stance` is documented, but imports the compiler.)"""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def is_called_by_compiled_code() -> bool:
+    """Whether a compiled function has called us, found on the call stack.
+
+    A module may be compiled after it was attached, and its hooks run outside the compiled code. Without it a mode is
+    entered around such a forward, and the compiler leaves that one alone.
+    """
+    frame: Any = sys._getframe(1) if "torch._dynamo" in sys.modules else None
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch._dynamo."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def mark_static(tensor: Tensor) -> None:

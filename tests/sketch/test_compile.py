@@ -247,7 +247,7 @@ def test_rows_are_checked_in_compiled_models_and_nothing_is_compiled_again(order
         grads.append(gradients(model))
         if sketcher is not None:
             assert not sketcher.left_out
-            assert sketcher._recorder.checks.tests == 1
+            assert sketcher._recorder.rows.tests == 1
             assert sketcher._recorder.checks.check is None  # CHECKS were enough
     assert frames[0] == frames[1]
     for a, b in zip(*grads, strict=True):

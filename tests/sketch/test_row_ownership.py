@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from heeler.sketch import Sketcher
-from heeler.sketch.checks import TESTS, TRIES
+from heeler.sketch.row_proof import TESTS, TRIES
 from heeler.sketch.row_ownership import MIXED, NOBODYS, exchange_sets
 
 from .nets import Heard, make
@@ -216,7 +216,7 @@ def test_examples_in_a_dataclass_or_where_nothing_can_be_exchanged() -> None:
         sketcher = Sketcher(model, exact=True, batch_dim=lambda args, kwargs: len(args[0].x))
         model(kind(torch.randn(BATCH, 4))).sum().backward()
         assert bool(sketcher.pop().isfinite().all())
-        assert sketcher._recorder.checks.tests == tests
+        assert sketcher._recorder.rows.tests == tests
 
 
 def test_one_example_alone_needs_no_test() -> None:

@@ -41,7 +41,7 @@ class EagerPasses:
         if stamp is None:
             stamp = (recorder.listener.forward_begins(batch, inputs),)
         owner = recorder.new_pass(batch, [] if inputs is None else [inputs.shape], stamp[0], not model.training)
-        if disturbed or not recorder.checks.can_split:
+        if disturbed or not recorder.rows.can_split:
             owner.spoil()
         recorder.checks.look(recorder.device)
         slot, kind = Slot(None, owner), recorder.device.type
@@ -59,9 +59,12 @@ class EagerPasses:
 
     def end(self, output: Any) -> None:
         recorder, slot = self.recorder, self.recorder.current
+        recording = recorder.rows.stop() if recorder.rows.recording is not None else None
         if slot is None or not (slot.ignored or (recorder.running and self.thread == get_ident())):
             return
         recorder.leave()
+        if not slot.ignored and output is not None:
+            recorder.rows.end(recording, slot.owner, _tensors(output))
         if slot.replayed or slot.ignored:
             for node in {source_of(tensor) for tensor in _tensors(output)} - {None}:
                 node.register_prehook(lambda grads: recorder.announce(slot))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +17,10 @@ class NoBatchDimension(ValueError):
 
 
 def first_tensor(args: Any, at_least: int) -> Tensor | None:
-    """The first tensor with `at_least` dimensions in nested tuples, lists and dicts."""
+    """The first tensor with `at_least` dimensions in nested tuples, lists and mappings."""
     if isinstance(args, Tensor):
         return args if args.ndim >= at_least else None
-    if isinstance(args, dict):
+    if isinstance(args, (dict, Mapping)):  # transformers' BatchEncoding is no dict
         args = tuple(args.values())
     if isinstance(args, (tuple, list)):
         for item in args:
@@ -27,6 +28,20 @@ def first_tensor(args: Any, at_least: int) -> Tensor | None:
             if found is not None:
                 return found
     return None
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Those in nested tuples, lists, mappings and dataclasses."""
+    if isinstance(tree, Tensor):
+        yield tree
+        return
+    if isinstance(tree, Mapping):
+        tree = tuple(tree.values())
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        tree = tuple(getattr(tree, field.name) for field in dataclasses.fields(tree))
+    if isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from tensors_in(item)
 
 
 class RowLayout(NamedTuple):
@@ -70,28 +85,35 @@ def by_example(x: Tensor, batch: int, batch_dim: int, shapes: list[torch.Size]) 
     """(..., n) → (B, T, n) where no test has told how the examples lie: by shape alone.
 
     (B, n), one token per example, stays as it is: views cost more than arithmetic in small models.
+    """
+    if x.ndim == 2 and x.shape[0] == batch:
+        return x
+    return by_layout(x, batch, layout_by_shape(x.shape, batch, batch_dim, shapes))
+
+
+def layout_by_shape(shape: torch.Size, batch: int, batch_dim: int, shapes: list[torch.Size]) -> RowLayout:
+    """How a tensor of this shape most likely holds the examples.
 
     A tensor whose leading dimensions were flattened on the way ((B·T, n), or (T·B, n) where batch_dim is 1) is taken
     apart again. `shapes` are those that were seen with the batch in its place. T must be found in one of them: rows
     that merely are a multiple of B may be anything, such as positions, pairs, or what a router sent. And a second
     dimension of the batch's size leaves it open which one is the batch.
     """
-    if x.ndim == 2 and x.shape[0] == batch:
-        return x
-    n = x.shape[-1]
-    alike = batch > 1 and sum(size == batch for size in x.shape[:-1]) > 1
-    if x.ndim > batch_dim + 1 and x.shape[batch_dim] == batch and not alike:
-        return (x if batch_dim == 0 else x.movedim(batch_dim, 0)).reshape(batch, -1, n)
+    if len(shape) == 2 and shape[0] == batch:
+        return BATCH_FIRST
+    alike = batch > 1 and sum(size == batch for size in shape[:-1]) > 1
+    if len(shape) > batch_dim + 1 and shape[batch_dim] == batch and not alike:
+        return RowLayout("dim", batch_dim)
     if (
-        x.ndim > 1
+        len(shape) > 1
         and batch_dim < 2
-        and x.shape[0] % batch == 0
+        and shape[0] % batch == 0
         and not alike
-        and _occurs(x.shape[0] // batch, shapes, batch, batch_dim)
+        and _occurs(shape[0] // batch, shapes, batch, batch_dim)
     ):
-        return x.reshape(batch, -1, n) if batch_dim == 0 else x.reshape(-1, batch, n).transpose(0, 1)
+        return RowLayout("example-major" if batch_dim == 0 else "token-major")
     raise NoBatchDimension(
-        f"a layer was called with shape {tuple(x.shape)}, in which the {batch} examples of this batch cannot be told "
+        f"a layer was called with shape {tuple(shape)}, in which the {batch} examples of this batch cannot be told "
         f"apart (batch_dim={batch_dim}). If the batch lies in another dimension, pass batch_dim=...; if it is not a "
         f"dimension of the model's first tensor argument, pass batch_dim=lambda args, kwargs: batch_size. If the layer "
         f"mixes examples, leave it out with layers=lambda name, module: ..."
@@ -147,6 +169,16 @@ class Examples:
         if self.layout is not None:
             return by_layout(x, self.batch, self.layout)
         return by_example(x, self.batch, self.batch_dim, self.shapes)
+
+    def likely_layout(self, shape: torch.Size) -> RowLayout:
+        """How a tensor of this shape most likely holds them."""
+        in_place = len(shape) > self.batch_dim + 1 and shape[self.batch_dim] == self.batch
+        if in_place:
+            return RowLayout("dim", self.batch_dim)
+        try:
+            return layout_by_shape(shape, self.batch, self.batch_dim, self.shapes)
+        except NoBatchDimension:
+            return RowLayout("example-major")
 
     def under(self, layout: RowLayout | None) -> Examples:
         """The same examples, in a layer's own layout."""

@@ -8,6 +8,7 @@ same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
@@ -18,7 +19,14 @@ from torch.compiler import is_compiling
 
 from heeler.sketch import compiled
 from heeler.sketch.checksum import HALF
-from heeler.sketch.examples import BATCH_FIRST, Examples, NoBatchDimension, RowLayout, row_layouts
+from heeler.sketch.examples import (
+    BATCH_FIRST,
+    Examples,
+    NoBatchDimension,
+    RowLayout,
+    row_layouts,
+    tensors_in,
+)
 from heeler.sketch.layer_rules.base import Call
 from heeler.sketch.matrices import AnyMatrix
 from heeler.sketch.passes import Pass, Passes, Slot
@@ -35,6 +43,7 @@ from heeler.torch_private import (
     run_as_it_is,
     saving_hooks,
     transform,
+    version,
 )
 
 
@@ -50,9 +59,10 @@ class LayerHook(ModelHook):
         compiling = is_compiling()
         if compiling and not (is_grad_enabled() and recorder.running):
             return None  # before anything else is read: the compiler guards what is, and this is the unsketched variant
-        if recorder.checks.row_test is not None:
+        rows = recorder.rows
+        if rows.rerun_test is not None:
             if transform() is None:
-                recorder.checks.row_test.see(layer, args, kwargs)
+                rows.rerun_test.see(layer, args, kwargs)
             return None
         slot = recorder.current
         if slot is None or (layer.broken and id(layer) not in slot.recomputed):
@@ -67,6 +77,8 @@ class LayerHook(ModelHook):
         if slot.ignored or transform() is not None:
             return None
         in_forward = on_node = recorder.running and recorder.eager.thread == get_ident()
+        if rows.recording is not None and in_forward:
+            rows.see(layer, args, kwargs)
         if not is_grad_enabled():
             if in_forward:
                 slot.replay()  # a reentrant checkpoint runs its forward without gradients first
@@ -82,18 +94,52 @@ class LayerHook(ModelHook):
                 return self._tap(slot, Call(args, kwargs, output, slot.examples.under(slot.recomputed[id(layer)])))
         if layer.broken:
             return None
-        if layer.layout is None and recorder.checks.tests:
-            return recorder.checks.meet_untested(layer, slot.owner)
+        if layer.layout is None and rows.tests and rows.recording is None:
+            return rows.meet_untested(layer, slot.owner)
         if recorder.checks.check is not None and isinstance(output, Tensor) and output.dtype in HALF:
             recorder.checks.note_half()
         if not on_node or not isinstance(output, Tensor):
-            return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
+            return self._tap_now(slot, args, kwargs, output)
         if not output.requires_grad:
             return None
         source = node_of(output)
         on_gpu = output.is_cuda or slot.stream is not None
         if source is None or (on_gpu and slot.stream != current_stream(output.device)):
+            return self._tap_now(slot, args, kwargs, output)
+        if layer.layout is None and rows.recording is not None:
+            rows.defer(self._later(slot, args, kwargs, output, source))
+            return None
+        return self._register(slot, args, kwargs, output, source)
+
+    def _tap_now(self, slot: Slot, args: Any, kwargs: Any, output: Any) -> Any:
+        """A call that cannot wait for the test at the forward's end is taken for what it most likely is."""
+        layer, rows = self.layer, self.recorder.rows
+        if layer.layout is not None or rows.recording is None:
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
+        call = Call(args, kwargs, output, slot.examples)
+        natural = layer.rule.natural_layout
+        guess = natural or slot.examples.likely_layout(call.input.shape)
+        rows.guess(layer, lambda: layer.layout == guess)
+        return self._tap(slot, call if natural else Call(args, kwargs, output, slot.examples.under(guess)))
+
+    def _later(self, slot: Slot, args: Any, kwargs: Any, output: Tensor, source: Any) -> Callable[[], None]:
+        """What is to be done once it is known how the input lies, if nobody has written to it by then."""
+        given = list(tensors_in((args, kwargs)))
+        before = version(given)
+
+        def register() -> None:
+            if self.layer.broken:
+                return
+            if self.layer.layout is None or version(given) != before:
+                slot.owner.spoil()
+            else:
+                self._register(slot, args, kwargs, output, source)
+
+        return register
+
+    def _register(self, slot: Slot, args: Any, kwargs: Any, output: Tensor, source: Any) -> None:
+        """Have a hook on the node that computed the output."""
+        recorder, layer = self.recorder, self.layer
         node, number, shape = source
         known = slot.autocast is None and layer.layout in (None, BATCH_FIRST)
         matrix = self.matrix if known and args and _is_flat(args[0], slot.examples.batch) else None
@@ -102,9 +148,9 @@ class LayerHook(ModelHook):
         else:
             kept = self._keep(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         if kept is None:
-            return self._miss(slot)
+            self._miss(slot)
+            return
         node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape, layer.layout))
-        return None
 
     def _miss(self, slot: Slot) -> None:
         """A call's input cannot be kept: the rule failed, or the examples lie in another way than they did."""
@@ -112,7 +158,7 @@ class LayerHook(ModelHook):
         if self.layer.broken:
             checks.spoil(slot.owner)
         else:
-            checks.meet_untested(self.layer, slot.owner)
+            self.recorder.rows.meet_untested(self.layer, slot.owner)
 
     def _tap(self, slot: Slot, call: Call) -> Any:
         """The output with a `Tap` on it; None where it cannot be sketched."""

@@ -20,6 +20,7 @@ from heeler.sketch.compiled_passes import CompiledPasses
 from heeler.sketch.eager_passes import EagerPasses
 from heeler.sketch.examples import Examples
 from heeler.sketch.passes import Nobody, Pass, SketchListener, Slot
+from heeler.sketch.row_proof import RowProof
 from heeler.sketch.sketched_layer import SketchedLayer
 from heeler.torch_private import at_end_of_backward, forget_sizes, graph_task, saving_hooks
 
@@ -48,7 +49,8 @@ class Recorder:
     ) -> None:
         self.layers, self.dim, self.device, self.batch_dim = layers, dim, device, batch_dim
         self.mean, self.listener = mean, listener
-        self.checks = Checks(model, layers, exact, batch_dim, self._settle, listener)
+        self.checks = Checks(model, layers, exact, self._settle, listener, lambda: self.rows.is_pending)
+        self.rows = RowProof(layers, batch_dim, self.checks)
         self.eager, self.compiled = EagerPasses(self), CompiledPasses(self)
         self.key = compiled.enrol(self)
         self.enabled = True
@@ -130,7 +132,8 @@ class Recorder:
         if not value or self.closed:  # a look that is not through would miss the parts of forwards without taps
             self.checks.close()
             return
-        self.checks.again()  # what held in one epoch need not hold in the next
+        self.checks.again()
+        self.rows.again()  # what held in one epoch need not hold in the next
         if not self.compiled.slots:
             return
         if not was:
@@ -189,6 +192,7 @@ class Recorder:
         self._finished.clear()
         self.listener, self._scaler = Nobody(), None
         self.checks.close(for_good=True)
+        self.rows.close()
         self.eager.close()
         self.compiled.close()
 
@@ -224,7 +228,7 @@ class Recorder:
         if self._scaler is not None:
             sketch = _unscaled(sketch, self._scaler)
         if owner.spoiled:
-            sketch = torch.full_like(sketch, torch.nan)
+            sketch = _spoilt(sketch)
         if owner.finish(sketch):
             insort(self._finished, owner, key=lambda p: p.order)
 
@@ -237,7 +241,7 @@ class Recorder:
     def pop(self) -> list[tuple[Any, Tensor]]:
         """The finished passes' stamps and sketches, (B_i, K) each, oldest forward first."""
         finished, self._finished = self._finished, []
-        return [(done.stamp, done.pop()) for done in finished]
+        return [(done.stamp, _spoilt(done.pop()) if done.spoiled else done.pop()) for done in finished]
 
 
 def _is_rerun() -> bool:
@@ -246,6 +250,11 @@ def _is_rerun() -> bool:
     The reentrant kind runs it without gradients first; the other kind has hooks on what is saved.
     """
     return graph_task() != -1 and saving_hooks(True) is not None
+
+
+def _spoilt(sketch: Tensor) -> Tensor:
+    """Nobody stores what is not finite."""
+    return torch.full_like(sketch, torch.nan)
 
 
 def _unscaled(sketch: Tensor, scaler: Any) -> Tensor:

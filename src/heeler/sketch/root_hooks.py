@@ -50,7 +50,7 @@ class BeginHook(ModelHook):
                 else:
                     recorder.lose(batch)
             return
-        if recorder.checks.row_test is not None or transform() is not None or not is_grad_enabled():
+        if recorder.rows.rerun_test is not None or transform() is not None or not is_grad_enabled():
             return
         if not recorder.enabled:
             recorder.eager.ignore()
@@ -65,9 +65,12 @@ class BeginHook(ModelHook):
             return
         if found is not None and found.device != recorder.device:
             recorder.move(found.device)
-        if recorder.checks.untested:
-            recorder.checks.test_rows(module, args, kwargs, found, batch)
+        is_recorded = recorder.rows.untested and not recorder.compiled.announced
+        if is_recorded:
+            recorder.rows.prepare(module, args, kwargs, found, batch)
         recorder.eager.begin(module, batch, found)
+        if is_recorded:
+            recorder.rows.start()
 
     def batch_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, int | None]:
         """The first tensor among the arguments that can hold the batch, and the batch's size; None where there is none.
@@ -98,7 +101,7 @@ class EndHook(ModelHook):
         if is_compiling():
             if recorder.running:  # nothing else is read, as above
                 recorder.compiled.end(output)
-        elif recorder.current is not None and recorder.checks.row_test is None:
+        elif (recorder.current is not None or recorder.rows.recording is not None) and recorder.rows.rerun_test is None:
             recorder.eager.end(output)
 
 
@@ -117,15 +120,15 @@ class _Before(ModelHook):
             return
         recorder.hold(None)
         recorder.compiled.hush()
-        if not (recorder.enabled and is_grad_enabled() and recorder.checks.row_test is None):
+        if not (recorder.enabled and is_grad_enabled() and recorder.rows.rerun_test is None):
             return
         found, rows = self.batch_of(args, kwargs)
         if not rows:
             return
         if not recorder.sketching:
             recorder.count(unwrapped(module), rows)
-        elif recorder.checks.untested:
-            recorder.checks.test_rows(unwrapped(module), args, kwargs, found, rows)
+        elif recorder.rows.untested:
+            recorder.rows.test_compiled(unwrapped(module), args, kwargs, found, rows)
         recorder.compiled.announce(rows, found)
 
 
@@ -142,7 +145,7 @@ class _After(ModelHook):
         recorder.compiled.hush()
         if output is None:  # the forward failed
             return
-        wanted = recorder.tapping and not recorder.lost and recorder.checks.row_test is None
+        wanted = recorder.tapping and not recorder.lost and recorder.rows.rerun_test is None
         if wanted and is_grad_enabled() and recorder.current is None:
             raise compiled.HooksNotTraced(f"a compiled forward ran without its taps. {compiled.ADVICE}")
 

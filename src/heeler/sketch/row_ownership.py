@@ -1,29 +1,28 @@
 """Whose row is it? A test: exchange some examples' inputs for others', and see which rows of each layer change.
 
 A layer's rows are the batch's examples only if the model keeps them so: positions, pairs, views laid end to end,
-time-major activations and routed tokens may have the same number of rows, or a multiple of it. So once, before the
-first sketched forward, the model runs some more times without gradients on inputs in which a set of examples has been
-exchanged for others. A split of a layer's input is right if no example's part ever changes unless the example
-is in the set, and some do. The sets are such that no example is in all the sets of another (an antichain of codes), so
-a row that depends on any other example is found out. With m sets C(m, ⌊m/2⌋) examples can be told apart: 9 forwards for
-a batch of 64.
+time-major activations and routed tokens may have the same number of rows, or a multiple of it. So the operations of a
+forward run some more times on inputs in which a set of examples has been exchanged for others (`recording`; of compiled
+code the model itself runs: `rerun`). A split of a layer's input is right if no example's part ever changes unless the
+example is in the set, and some do. The sets are such that no example is in all the sets of another (an antichain of
+codes), so a row that depends on any other example is found out. With m sets C(m, ⌊m/2⌋) examples can be told apart: 9
+runs for a batch of 64.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from heeler.sketch.examples import Examples, RowLayout, row_layouts
 from heeler.sketch.layer_rules.base import Call
-from heeler.sketch.preserve_state import preserve_state
+from heeler.sketch.recording import Recording
 from heeler.sketch.sketched_layer import SketchedLayer, leave_out
 
 NOISE, REDUCED_NOISE = 1e-4, 1e-2
@@ -36,6 +35,10 @@ MIXED = "its input mixes the examples of a batch, or holds them in a way that is
 NOBODYS = "its input is not about the examples of a batch (positions, for instance)"
 
 Prints = dict[RowLayout, Tensor]
+Moved = dict[int, tuple[Tensor, Tensor]]
+"""By the id of an input: the tensor, and the one with some examples exchanged."""
+Run = Callable[[Moved], None]
+"""Runs the model's operations once, with some inputs exchanged, and shows every sketched layer's call to `see`."""
 
 
 def exchange_sets(batch: int) -> Tensor:
@@ -55,23 +58,24 @@ def some_halves(batch: int) -> Tensor:
 
 
 class RowOwnershipTest:
-    """Finds each layer's layout. `see` is called for every sketched layer's call while a forward of the test runs.
+    """Finds each layer's layout. `see` is called for every sketched layer's call while a run of the test goes on.
 
-    found: the model's first tensor argument, or None where another holds the batch.
+    inputs: the tensors that come in. found: the one that holds the batch, or None where it is not known which does.
     """
 
     def __init__(
         self,
         layers: list[SketchedLayer],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        inputs: Iterable[Tensor],
         found: Tensor | None,
         batch: int,
         batch_dim: int,
     ) -> None:
         self.layers = {id(layer): layer for layer in layers}
-        self.inputs, self.found = (args, kwargs), found
         self.batch, self.batch_dim = batch, batch_dim
+        self.found = found if found is not None and found.shape[batch_dim] == batch else None
+        self._inputs = {id(t): t for t in inputs if t.ndim > batch_dim and t.shape[batch_dim] == batch}
+        self._original: Callable[[Tensor], Tensor] = lambda tensor: tensor
         # At random: among sorted examples, neighbours would leave the order as it is.
         circle = torch.randperm(batch, generator=torch.Generator().manual_seed(batch))
         self.partners = torch.empty_like(circle).scatter_(0, circle, circle.roll(1))
@@ -82,13 +86,23 @@ class RowOwnershipTest:
 
     @property
     def can_tell(self) -> bool | None:
-        """Whether the batch has examples that differ; None where no argument holds examples that can be exchanged."""
+        """Whether the batch has examples that differ; None where no input holds examples that can be exchanged."""
         everybody = torch.ones(self.batch, dtype=torch.bool)
         try:
-            pairs = list(self._exchange(everybody, everything=True)[1].values())
+            pairs = self._exchange(everybody, everything=True).values()
             return not all(torch.equal(old, new) for old, new in pairs) if pairs else None
         except (RuntimeError, NotImplementedError):  # nested tensors, for instance
             return None
+
+    def replay(self, recording: Recording) -> None:
+        """Settle the layers' layouts by a forward's own operations."""
+        self._original = recording.original
+
+        def run(moved: Moved) -> None:
+            for layer, args, kwargs in recording.replay({key: new for key, (_, new) in moved.items()}):
+                self.see(layer, args, kwargs)
+
+        self.run(run)
 
     def see(self, layer: SketchedLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if id(layer) not in self.layers or get_ident() != self._thread:
@@ -114,40 +128,38 @@ class RowOwnershipTest:
                 candidates += [la for la in row_layouts(with_features.shape, self.batch) if la not in candidates]
         return candidates
 
-    def run(self, forward: Callable[..., Any]) -> None:
+    def run(self, run: Run) -> None:
         """Settle the layers' layouts, or leave those out whose rows are no examples.
 
         Layouts that are known are looked at again with two sets only, and with the noise that was measured before:
         calls may depend on the data.
         """
-        first = self._look(forward, self.inputs)
+        first = self._look(run, {})
         calls = [(self.layers[key].layout, call) for key, of_layer in first.items() for call in of_layer]
         known = all(layout in call for layout, call in calls)
         sets = some_halves(self.batch) if known else exchange_sets(self.batch)
         measured = not known
         if measured:
-            self._measure_noise(first, forward)
+            self._measure_noise(first, run)
         # One that is not called now may be later: then the test is made once more.
         open_ = {key: layer for key, layer in self.layers.items() if key in first}
         mixed: list[SketchedLayer] = []
         reason = NOBODYS
         # The first tensor alone, then all, if there are others: masks may fit the batch by chance.
-        alone = self.found is not None and len(self._exchange(sets[0], everything=True)[1]) == 1
+        alone = self.found is not None and len(self._exchange(sets[0], everything=True)) == 1
         for everything in (True,) if alone or self.found is None else (False, True):
             try:
-                runs = (
-                    [self._look(forward, self._exchange(members, everything)[0]) for members in sets] if open_ else []
-                )
+                runs = [self._look(run, self._exchange(members, everything)) for members in sets] if open_ else []
             except Exception as error:
                 reason = (
                     f"the model does not run with examples exchanged, so it is not known whose rows it sees: {error!r}"
                 )
                 break
             for key, layer in list(open_.items()):
-                only, seen = layer.layout if known else None, [run.get(key, []) for run in runs]
+                only, seen = layer.layout, [looks.get(key, []) for looks in runs]
                 verdict = _verdict(first[key], seen, sets, self._noise_of(layer), only)
                 if verdict == MIXED and not measured:  # or is there more noise than there was?
-                    self._measure_noise(first, forward)
+                    self._measure_noise(first, run)
                     measured = True
                     verdict = _verdict(first[key], seen, sets, self._noise_of(layer), only)
                 if isinstance(verdict, RowLayout):
@@ -158,10 +170,10 @@ class RowOwnershipTest:
         leave_out(mixed, MIXED)
         leave_out(list(open_.values()), reason)
 
-    def _measure_noise(self, first: dict[int, list[Prints]], forward: Callable[..., Any]) -> None:
+    def _measure_noise(self, first: dict[int, list[Prints]], run: Run) -> None:
         """What to take for noise in each layer, by another run on copies of the same examples."""
         nobody = torch.zeros(self.batch, dtype=torch.bool)
-        again = self._look(forward, self._exchange(nobody, everything=True)[0])
+        again = self._look(run, self._exchange(nobody, everything=True))
         for key, calls in first.items():
             pairs = [
                 (before[layout], after[layout])
@@ -175,9 +187,9 @@ class RowOwnershipTest:
         """As it was measured, unless the precision is a lower one by now."""
         return max(self._noise, layer.noise)
 
-    def _look(self, forward: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[int, list[Prints]]:
+    def _look(self, run: Run, moved: Moved) -> dict[int, list[Prints]]:
         self._calls = {}
-        forward(*inputs[0], **inputs[1])
+        run(moved)
         return self._calls
 
     def _fingerprints(self, rows: Tensor) -> Tensor:
@@ -192,33 +204,17 @@ class RowOwnershipTest:
             self._directions[key] = direction / math.sqrt(max(key[0], 1))
         return torch.nan_to_num(flat, 0.0, 0.0, 0.0) @ self._directions[key]
 
-    def _exchange(self, members: Tensor, everything: bool) -> tuple[Any, dict[int, tuple[Tensor, Tensor]]]:
-        """The arguments with some examples' parts replaced by others', and the tensors of before and after."""
-        moved: dict[int, tuple[Tensor, Tensor]] = {}
-
-        def exchange(tree: Any) -> Any:
-            if isinstance(tree, Tensor):
-                fits = tree.ndim > self.batch_dim and tree.shape[self.batch_dim] == self.batch
-                if not (tree is self.found or (everything and fits)):
-                    return tree
-                if id(tree) not in moved:
-                    here = torch.where(members, self.partners, torch.arange(self.batch)).to(tree.device)
-                    # In memory as the original lies: a convolution's algorithm may depend on it.
-                    new = torch.empty_like(tree.detach()).copy_(tree.detach().index_select(self.batch_dim, here))
-                    moved[id(tree)] = tree, new.requires_grad_(tree.requires_grad)
-                return moved[id(tree)][1]
-            if isinstance(tree, dict):
-                items = {k: exchange(v) for k, v in tree.items()}
-                return items if type(tree) is dict else _rebuilt(tree, items)
-            if isinstance(tree, (tuple, list)):
-                parts = [exchange(v) for v in tree]
-                return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-            if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-                fields = [field.name for field in dataclasses.fields(tree) if field.init]
-                return dataclasses.replace(tree, **{name: exchange(getattr(tree, name)) for name in fields})
-            return tree
-
-        return exchange(self.inputs), moved
+    def _exchange(self, members: Tensor, everything: bool) -> Moved:
+        """The inputs with some examples' parts replaced by others'."""
+        moved: Moved = {}
+        here = torch.where(members, self.partners, torch.arange(self.batch))
+        for key, tensor in self._inputs.items():
+            if everything or tensor is self.found:
+                old = self._original(tensor).detach()
+                # In memory as the original lies: a convolution's algorithm may depend on it.
+                new = torch.empty_like(old).copy_(old.index_select(self.batch_dim, here.to(old.device)))
+                moved[key] = old, new.requires_grad_(tensor.requires_grad)
+        return moved
 
 
 def _verdict(
@@ -256,33 +252,3 @@ def _changed(before: Tensor, after: Tensor, noise: float) -> Tensor:
 def _change(before: Tensor, after: Tensor) -> Tensor:
     """(B, 4) as a share of what is typical."""
     return (after - before).abs() / (before.abs().mean() + after.abs().mean() + 1e-30)
-
-
-def _rebuilt(tree: Any, items: dict[str, Any]) -> Any:
-    """A mapping of another class, such as transformers' BatchEncoding."""
-    try:
-        copy = type(tree)(tree)
-        copy.update(items)
-        return copy
-    except Exception:
-        return items
-
-
-def run_test(test: RowOwnershipTest, model: nn.Module) -> Exception | None:
-    """Run it on the batch that is about to be trained on; the error where the model does not run twice on one batch.
-
-    Without gradients if the model does without them.
-    """
-    for needs_grad in (False, True):
-        try:
-            with preserve_state(model) as begin, torch.set_grad_enabled(needs_grad):
-
-                def forward(*args: Any, **kwargs: Any) -> None:
-                    begin()
-                    model(*args, **kwargs)
-
-                test.run(forward)
-            return None
-        except Exception as error:
-            failure = error
-    return failure

@@ -227,7 +227,8 @@ class Sketcher:
                 layer.miss(names[layer.name], broken=True)
             elif layer.broken:
                 layer.take_in()
-                self._recorder.checks.meet_new()
+                self._recorder.checks.again()
+                self._recorder.rows.meet_new()
 
     def leave_out(self, names: dict[str, str]) -> None:
         """Leave these layers out, too."""
