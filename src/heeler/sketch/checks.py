@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from heeler.notices import warn
 from heeler.sketch.checksum import Checksum, Outcome
 from heeler.sketch.passes import Nobody, Pass, SketchListener
 from heeler.sketch.sketched_layer import SketchedLayer, leave_out
@@ -53,6 +54,16 @@ class Checks:
         self._checks_left, self._looks_left = CHECKS, LOOKS
         self._tainted = False
         self._strikes = 0
+        self._looked = (3, 5)
+        """The sketch of this epoch after which was looked last, and the one before it: the next one is their sum."""
+        self._in_epoch = 0
+        self._late = False
+        """What is looked at now is not the epoch's first backward."""
+        self._twice = False
+        """The backward to come holds second derivatives."""
+        self._in_some_steps = False
+        """Parts have been seen not to add up in some steps: every step is looked at."""
+        self._said = False
 
     def spoil(self, owner: Pass) -> None:
         """A layer was left out while a pass was under way: its sketch is not filed, unless it is looked at anyway."""
@@ -63,6 +74,7 @@ class Checks:
     def again(self) -> None:
         """Look once more whether parts add up, in one backward: what held in one epoch need not hold in the next."""
         self._checks_left, self._looks_left = 1 if self.filed else CHECKS, LOOKS
+        self._looked, self._in_epoch, self._late = (3, 5), 0, False
 
     def close(self, for_good: bool = False) -> None:
         """Look no more; for good: and tell nobody any more."""
@@ -73,7 +85,23 @@ class Checks:
             self._checks_left, self.listener = 0, Nobody()
 
     def count_filed(self) -> None:
+        """A sketch was filed. Whether parts add up is looked at again after 8, 13, 21, ... of an epoch.
+
+        A part of the loss may be there in some steps only; a fixed distance could miss all of them.
+        """
         self.filed += 1
+        self._in_epoch += 1
+        if self._in_epoch >= sum(self._looked):
+            self._looked = self._looked[1], sum(self._looked)
+            self._checks_left, self._looks_left = max(self._checks_left, 1), max(self._looks_left, 2)
+            self._late = self._in_epoch > CHECKS
+
+    def differentiated_twice(self, device: torch.device) -> None:
+        """A gradient was taken with `create_graph=True`, as a penalty on gradients does: look at what comes of it."""
+        if not self._twice:
+            self._twice = True
+            self._checks_left, self._looks_left = max(self._checks_left, 1), max(self._looks_left, 1)
+            self.look(device)
 
     def taint(self) -> None:
         """A forward runs unsketched on purpose: a backward through it proves nothing."""
@@ -89,23 +117,43 @@ class Checks:
         """At the end of a backward that was looked at."""
         tainted, self._tainted = self._tainted or self._is_pending(), False
         bad = [] if tainted else outcome.bad
+        twice, self._twice = self._twice, False
         first = self.filed == 0 and self._strikes == 0
-        again = bool(bad) and not first and self._strikes == 0
-        if again:
+        once = bool(bad) and not first and (twice or self._in_some_steps)
+        again = bool(bad) and not first and not once and self._strikes == 0
+        if once:
+            self._say_once()
+        elif again:
             self._strikes = 1  # a forward of before may be in it: look again before a layer is left out
         elif bad:
             leave_out([layer for layer in self.layers if layer.name in bad], NOT_ALL)
             self.left_out()
         elif outcome.proven and not tainted:
+            if self._strikes and self._late:  # one step was not right, the next one is: so may others be that nobody saw
+                self._in_some_steps = True
+                self._say_once()
+                self.left_out()
             self._strikes = 0
             self._checks_left -= 1
         self._looks_left -= 1
-        nothing = torch.nan if again or all(layer.broken for layer in self.layers) else 0.0
+        drops = once or again
+        nothing = torch.nan if drops or all(layer.broken for layer in self.layers) else 0.0
         for owner, total in outcome.totals.items():
-            self._file(owner, None if again else total, nothing)
+            self._file(owner, None if drops else total, nothing)
+        if self._in_some_steps:
+            self._checks_left, self._looks_left = 1, LOOKS
         done = self._checks_left <= 0 or self._looks_left <= 0
-        if done or (bad and not again):
+        if done or (bad and not drops) or once:
             self.close()  # after layers were left out, its groups are others
+
+    def _say_once(self) -> None:
+        if not self._said:
+            self._said = True
+            warn(
+                "passes are left out of the sketches: in some steps a part of the gradient does not come through the "
+                "layers' own calls (a penalty on gradients, a weight used without its layer), so the examples' parts "
+                "do not add up to it. Compute such a part under `with handle.paused():` to keep the rest of the step"
+            )
 
     def look(self, device: torch.device) -> None:
         """Begin to look whether parts add up, if it is time."""

@@ -239,7 +239,10 @@ class _NodeHook:
             return
         task = graph_task()
         if owner.task != task:
-            self.recorder.eager.reach(owner, task, g.device, goes_into_grad())
+            into_grad = goes_into_grad()
+            self.recorder.eager.reach(owner, task, g.device, into_grad)
+            if not into_grad and is_grad_enabled():
+                self.recorder.checks.differentiated_twice(g.device)
         if not owner.counts:
             return
         if not keeps_graph():
