@@ -388,3 +388,78 @@ def test_every_part_has_a_test_of_its_name() -> None:
     parts += [ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)]
     tested = Path(__file__).read_text()
     assert not [part for part in parts if not part.startswith("_") and f"torch_private.{part}" not in tested]
+
+
+def test_graph_nodes() -> None:
+    x = torch.ones(3, requires_grad=True)
+    found = torch_private.graph_nodes([x.flip(0) + x[[2, 1, 0]], x.sum()], 100)
+    names = sorted(kind.__name__ for kind in found)
+    assert names == ["AccumulateGrad", "AddBackward0", "FlipBackward0", "IndexBackward0", "SumBackward0"]
+
+
+class Seen(torch_private.DispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Any] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.append((function, args, kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def test_dispatch_mode_and_without_modes() -> None:
+    x = torch.ones(2, 3)
+    with Seen() as seen:
+        x.sin()
+        with torch_private.without_modes():
+            x.cos()
+    assert [function.__name__ for function, _, _ in seen.operations] == ["sin.default"]
+
+
+def test_batch_norm_operations() -> None:
+    with Seen() as seen:
+        nn.BatchNorm1d(3)(torch.randn(4, 3))
+    names = {function.__name__.split(".")[0] for function, _, _ in seen.operations}
+    (name,) = names & torch_private.BATCH_NORM_OPERATIONS
+    args = next(args for function, args, _ in seen.operations if function.__name__.startswith(name))
+    assert [tuple(arg.shape) for arg in args[:3]] == [(4, 3), (3,), (3,)]
+    assert any(arg is True for arg in args)
+
+
+def test_is_random_and_default_generator() -> None:
+    with Seen() as seen:
+        nn.functional.dropout(torch.ones(3)).sin()
+    assert sum(torch_private.is_random(function) for function, _, _ in seen.operations) == 1
+    assert torch_private.default_generator(torch.device("cpu")) is torch.default_generator
+
+
+def test_written_arguments() -> None:
+    x = torch.ones(3)
+    with Seen() as seen:
+        x.add_(torch.ones(3)).sin()
+        torch._foreach_mul_([x], 2.0)
+    written = [torch_private.written_arguments(*operation) for operation in seen.operations]
+    assert [[t is x for t in tensors] for tensors in written if tensors] == [[True], [True]]
+
+
+def test_storage_of_and_rebuilt() -> None:
+    x = torch.arange(12.0).view(3, 4)
+    part = x[1:, ::2]
+    assert torch_private.storage_of(part) == torch_private.storage_of(x) != torch_private.storage_of(x.clone())
+    data = torch.tensor([], dtype=torch.uint8).set_(x.untyped_storage()).clone()
+    other = torch_private.rebuilt(part, data)
+    assert torch.equal(other, part)
+    assert torch_private.storage_of(other) == torch_private.storage_of(data)
+
+
+def test_is_called_by_compiled_code(compiler: Any) -> None:
+    seen: list[bool] = []
+
+    @torch.compiler.disable
+    def outside(x: Tensor) -> Tensor:
+        seen.append(torch_private.is_called_by_compiled_code())
+        return x
+
+    torch.compile(lambda x: outside(x.sin()).cos(), backend="eager")(torch.ones(2))
+    outside(torch.ones(2))
+    assert seen == [True, False]

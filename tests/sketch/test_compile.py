@@ -300,3 +300,28 @@ def test_half_precision_in_compiled_code_is_no_error() -> None:
             run(torch.randn(6, 5, 4)).sin().sum().backward()
         assert not sketcher.left_out
         assert bool(sketcher.pop().isfinite().all())
+
+
+SEEN: list[int] = []
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        SEEN.append(len(x))
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_a_compiled_model_with_effects_is_not_run_again(caplog: pytest.LogCaptureFixture) -> None:
+    SEEN.clear()
+    model = Counting()
+    run = torch.compile(model, backend="aot_eager")
+    sketcher = Sketcher(run, exact=True)
+    for _ in range(3):
+        run(torch.randn(6, 4)).sum().backward()
+    assert SEEN == [6, 6, 6]
+    assert list(sketcher.left_out) == ["layer"]
+    assert "calls append" in caplog.text

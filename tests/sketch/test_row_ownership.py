@@ -144,7 +144,7 @@ def test_a_model_that_treats_some_batches_otherwise(other: Any, caplog: pytest.L
     sketcher = Sketcher(model, exact=True)
     special |= {4, 7, 10}
     finite = []
-    for number in range(12):  # noqa: B007
+    for number in range(12):
         x = torch.randn(BATCH, 3, 4)
         model(x).sin().sum().mul(1 / BATCH).backward()
         rows = sketcher.pop()

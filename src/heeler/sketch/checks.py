@@ -129,7 +129,7 @@ class Checks:
             leave_out([layer for layer in self.layers if layer.name in bad], NOT_ALL)
             self.left_out()
         elif outcome.proven and not tainted:
-            if self._strikes and self._late:  # one step was not right, the next one is: so may others be that nobody saw
+            if self._strikes and self._late:  # there may be others that nobody looked at
                 self._in_some_steps = True
                 self._say_once()
                 self.left_out()

@@ -14,11 +14,12 @@ from torch import nn
 
 TRUSTED = ("torch", "transformers", "timm", "peft", "torchvision", "diffusers", "sentence_transformers", "lightning")
 """Packages whose modules' forwards change nothing but their own buffers."""
-_CALLS = frozenset(
-    "append extend insert pop popleft appendleft setdefault update write print log log_dict info warning add_scalar "
-    "all_reduce all_gather all_gather_into_tensor reduce_scatter broadcast barrier send recv step backward put "
-    "seed manual_seed".split()
-)
+_CALLS = {
+    *("append", "appendleft", "extend", "insert", "pop", "popleft", "setdefault", "update", "put"),
+    *("write", "print", "log", "log_dict", "info", "warning", "add_scalar"),
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "broadcast", "barrier", "send", "recv"),
+    *("step", "backward", "seed", "manual_seed"),
+}
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 

@@ -131,7 +131,9 @@ class Recording(DispatchMode):
         # What autograd has saved comes back as another tensor in the same memory.
         alias = self._number(tensor, set())
         place = tensor.size(), tensor.stride(), tensor.storage_offset()
-        self._operations.append(_Operation(torch.ops.aten.as_strided.default, (_Ref(number), *place), {}, [alias], None))
+        self._operations.append(
+            _Operation(torch.ops.aten.as_strided.default, (_Ref(number), *place), {}, [alias], None)
+        )
         return _Ref(alias)
 
     def _root(self, tensor: Tensor) -> int:
@@ -161,9 +163,9 @@ class Recording(DispatchMode):
     def _keep(self, tensor: Tensor) -> None:
         key = self._storage_key(tensor)
         if key is not None and key not in self._before:
-            self._before[key] = torch.tensor([], dtype=torch.uint8, device=tensor.device).set_(
-                tensor.untyped_storage()
-            ).clone()
+            self._before[key] = (
+                torch.tensor([], dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).clone()
+            )
 
     # Afterwards
 

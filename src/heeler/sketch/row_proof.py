@@ -168,7 +168,9 @@ class RowProof:
             self.can_split = False
             return
         else:
-            leave_out(layers, "nothing that its forward was given holds the examples, so it is not known whose rows it sees")
+            leave_out(
+                layers, "nothing that its forward was given holds the examples, so it is not known whose rows it sees"
+            )
         self._end_test(full, layers)
 
     def _end_test(self, full: bool, layers: list[SketchedLayer]) -> None:
