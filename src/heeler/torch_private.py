@@ -168,8 +168,8 @@ BATCH_NORM_OPERATIONS = frozenset(
         "_batch_norm_with_update_functional",
     }
 )
-"""What a batch norm in training runs, by device and version. They take (input, weight, bias, ...), and the examples meet
-in their statistics alone."""
+"""What a batch norm in training runs, by device and version. They take (input, weight, bias, ...), and examples meet in
+their statistics alone."""
 
 
 def is_random(operation: Any) -> bool:

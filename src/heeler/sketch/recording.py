@@ -111,7 +111,7 @@ class Recording(DispatchMode):
             key = storage_of(tensor)
             if key is not None and number not in self._root_storage:
                 self._made[key] = number, tensor.dtype, weakref.ref(tensor)
-        self._operations.append(_Operation(function, *refs, results, seeded))
+        self._operations.append(_Operation(function, refs[0], refs[1], results, seeded))
         return result
 
     def note(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
