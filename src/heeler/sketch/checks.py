@@ -68,7 +68,7 @@ class Checks:
     def spoil(self, owner: Pass) -> None:
         """A layer was left out while a pass was under way: its sketch is not filed, unless it is looked at anyway."""
         if self.check is None:
-            owner.spoil()
+            owner.spoil("a layer was left out while it was under way")
         self.left_out()
 
     def again(self) -> None:

@@ -16,6 +16,7 @@ from heeler.torch_private import at_end_of_backward, current_stream, mark_static
 if TYPE_CHECKING:
     from heeler.sketch.recorder import Recorder
 
+TWO_THREADS = "two threads ran the model at once, so it is not known which layer's call belongs to which"
 SIZES = 8
 """Batch sizes whose leaves are kept for compiled code."""
 
@@ -41,8 +42,10 @@ class EagerPasses:
         if stamp is None:
             stamp = (recorder.listener.forward_begins(batch, inputs),)
         owner = recorder.new_pass(batch, [] if inputs is None else [inputs.shape], stamp[0], not model.training)
-        if disturbed or not recorder.rows.can_split:
-            owner.spoil()
+        if disturbed:
+            owner.spoil(TWO_THREADS)
+        elif not recorder.rows.can_split:
+            owner.spoil("all examples of its batch are equal, which does not tell whose rows the layers see")
         recorder.checks.look(recorder.device)
         slot, kind = Slot(None, owner), recorder.device.type
         if kind == "cuda" or torch.is_autocast_enabled(kind):

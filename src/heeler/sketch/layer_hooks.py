@@ -131,7 +131,7 @@ class LayerHook(ModelHook):
             if self.layer.broken:
                 return
             if self.layer.layout is None or version(given) != before:
-                slot.owner.spoil()
+                slot.owner.spoil(f"the input of {self.layer.name or 'the model'} was written to before it was tested")
             else:
                 self._register(slot, args, kwargs, output, source)
 

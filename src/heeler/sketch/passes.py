@@ -63,8 +63,8 @@ class Pass:
 
     def __init__(self, order: int, examples: Examples, factor: int, stamp: Any, in_eval: bool) -> None:
         self.order, self.examples, self.factor, self.stamp, self.in_eval = order, examples, factor, stamp, in_eval
-        self.spoiled = False
-        """A layer was left out while it ran: its sketch is not filed."""
+        self.spoiled = ""
+        """Why its sketch is not filed, if it is not."""
         self.sketch: Tensor | None = None
         self.popped = False
         self.task = -1
@@ -72,8 +72,9 @@ class Pass:
         self.counts = False
         """Whether that one's gradients belong to the sketch."""
 
-    def spoil(self) -> None:
-        self.spoiled = True
+    def spoil(self, why: str) -> None:
+        """Its sketch is not filed; recorders say why, once."""
+        self.spoiled = self.spoiled or why
 
     def reach(self, task: int, counts: bool) -> None:
         """A backward has reached it."""

@@ -17,7 +17,7 @@ from heeler.notices import warn
 from heeler.sketch import compiled
 from heeler.sketch.checks import Checks
 from heeler.sketch.compiled_passes import CompiledPasses
-from heeler.sketch.eager_passes import EagerPasses
+from heeler.sketch.eager_passes import TWO_THREADS, EagerPasses
 from heeler.sketch.examples import Examples
 from heeler.sketch.passes import Nobody, Pass, SketchListener, Slot
 from heeler.sketch.row_proof import RowProof
@@ -68,6 +68,7 @@ class Recorder:
         self._trains_in_eval = False
         """Backwards were seen of forwards in evaluation mode."""
         self._warned = False
+        self._said: set[str] = set()
         self._finished: list[Pass] = []
         self._count = 0
 
@@ -94,7 +95,7 @@ class Recorder:
         """Another thread begins a forward of the same model in the middle of one."""
         self.checks.taint()
         if self.current is not None:
-            self.current.owner.spoil()
+            self.current.owner.spoil(TWO_THREADS)
 
     def announce(self, slot: Slot) -> None:
         """A backward reaches a forward of which a checkpoint may run parts again, or a backward of its own."""
@@ -241,6 +242,9 @@ class Recorder:
     def pop(self) -> list[tuple[Any, Tensor]]:
         """The finished passes' stamps and sketches, (B_i, K) each, oldest forward first."""
         finished, self._finished = self._finished, []
+        for why in {done.spoiled for done in finished} - {""} - self._said:
+            self._said.add(why)
+            warn("a backward pass was left out of the sketches: %s", why)
         return [(done.stamp, _spoilt(done.pop()) if done.spoiled else done.pop()) for done in finished]
 
 

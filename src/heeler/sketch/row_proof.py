@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heeler.notices import warn
 from heeler.sketch import compiled
 from heeler.sketch.checks import Checks, is_sharded
 from heeler.sketch.computation import Computation, computation_of
@@ -63,7 +62,6 @@ class RowProof:
         self._computations: set[Computation] = set()
         self._given_up: set[Computation] = set()
         self._awaited: dict[Computation, int] = {}
-        self._said = False
 
     @property
     def is_pending(self) -> bool:
@@ -150,7 +148,7 @@ class RowProof:
                 del self._awaited[awaited]
                 self._given_up.add(awaited)
         if any(not layer.broken and not is_right() for layer, is_right in guessed):
-            owner.spoil()
+            owner.spoil("how its layers hold the examples was not known before its end. It is known from now on")
         for register in deferred:
             register()
 
@@ -181,13 +179,10 @@ class RowProof:
 
     def _meet(self, computation: Computation, owner: Pass) -> None:
         """A forward has computed in a way that no test has seen."""
-        owner.spoil()
-        if not self._said:
-            self._said = True
-            warn(
-                "a backward pass was left out of the sketches: the model computed otherwise than in the batches in "
-                "which it was tested whose rows its layers see. The next such batch is tested, too"
-            )
+        owner.spoil(
+            "the model computed otherwise than in the batches in which it was tested whose rows its layers see. The "
+            "next such batch is tested, too"
+        )
         if computation not in self._given_up and len(self._computations) < COMPUTATIONS:
             self._awaited.setdefault(computation, AWAITED)
 
@@ -246,7 +241,9 @@ class RowProof:
         """A layer is called that was not when the others were tested: this pass cannot have it; test again."""
         if self.tests < TESTS:
             layer.lie(None)
-            owner.spoil()
+            owner.spoil(
+                "a layer was called that was not when it was tested whose rows the layers see. It is tested next"
+            )
             self.checks.taint()
             self._due = self._unknown = True
         else:
