@@ -23,6 +23,7 @@ NOT_ALL = (
     "the examples' parts do not add up to its gradient, so a part of it does not come through the layer's own calls (a "
     "forward of its own, a weight used without its layer, a hook, a second derivative, or a loss outside the model)"
 )
+LAYER_LEFT_OUT = "a layer was left out while it was under way"
 LOOKS = 10
 """Backwards at most, where some prove nothing: infinities, or a forward that was not sketched on purpose."""
 
@@ -68,7 +69,7 @@ class Checks:
     def spoil(self, owner: Pass) -> None:
         """A layer was left out while a pass was under way: its sketch is not filed, unless it is looked at anyway."""
         if self.check is None:
-            owner.spoil("a layer was left out while it was under way")
+            owner.spoil(LAYER_LEFT_OUT)
         self.left_out()
 
     def again(self) -> None:

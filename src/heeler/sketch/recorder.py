@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from heeler.notices import warn
 from heeler.sketch import compiled
-from heeler.sketch.checks import Checks
+from heeler.sketch.checks import LAYER_LEFT_OUT, Checks
 from heeler.sketch.compiled_passes import CompiledPasses
 from heeler.sketch.eager_passes import TWO_THREADS, EagerPasses
 from heeler.sketch.examples import Examples
@@ -68,7 +68,7 @@ class Recorder:
         self._trains_in_eval = False
         """Backwards were seen of forwards in evaluation mode."""
         self._warned = False
-        self._said: set[str] = set()
+        self._said = {LAYER_LEFT_OUT}  # which was said as it happened
         self._finished: list[Pass] = []
         self._count = 0
 
