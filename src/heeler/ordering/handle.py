@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
@@ -100,6 +101,7 @@ class Handle:
         Of a sampler with a subset, row j is of the example `sampler.subset[j]`.
         """
         self.session.drain(wait=True)
+        self.session.judge_if_over()
         with self.session.planner.reading():
             return self.session.rule.table
 
@@ -143,22 +145,37 @@ class Handle:
         """Say that the batch just drawn (or its first `examples`) is not trained on."""
         self.session.skip(examples)
 
-    def verify(self, loss_of: Callable[[int], Tensor], examples: int = 32, *, seed: int = 0) -> Verification:
-        """Is it working? Recompute some examples' gradients one by one and compare them with what is filed.
+    def verify(
+        self, loss_of: Callable[[int], Tensor], examples: int = 32, *, seed: int = 0, training: bool = False
+    ) -> Verification:
+        """Is it working? Recompute some examples' gradients one by one and compare them with what is stored.
 
             print(handle.verify(lambda i: loss_fn(model(x[i : i + 1]), y[i : i + 1])))
+
+        At any time, also after training and after `detach`. Random numbers, buffers and `.grad` stay as they are.
 
         Args:
             loss_of: the loss of one example alone, by its number in the dataset, from the attached model.
             examples: how many to look at, drawn from those that have a sketch.
             seed: of the draw.
+            training: leave modules in the mode they are in; by default they are in evaluation mode meanwhile.
         """
         table = self.table
         if table is None:
             raise ValueError("this order keeps no sketches of examples: there is nothing to compare")
-        subset = self.session.subset_of_table
-        with self.session.paused(), self.session.planner.reading():
-            return verify(self.sketcher, table, loss_of, examples, seed, subset.numbers_of)
+        session = self.session
+        then, now = session.sketched_at, self.sketcher.weights()
+        with session.paused() if session.is_attached else nullcontext(), session.planner.reading():
+            return verify(
+                self.sketcher,
+                table,
+                loss_of,
+                examples,
+                seed,
+                session.subset_of_table.numbers_of,
+                same_weights=then is not None and torch.equal(then.to(now.device), now),
+                training=training,
+            )
 
     # State and numbers
 
