@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from heeler.herding import SketchTable
+from heeler.ordering.loss_scaler import ScalerWatch, unwrapped_scaler
 from heeler.ordering.progress import Ids
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.session import Session
@@ -51,13 +52,15 @@ def attach(
         exact: keep exact gradients, however long; not together with `Sampler(dim=...)`.
         batch_dim: the batch's dimension in the model's first tensor argument and in its activations; or, where no
             argument tells, a function `(args, kwargs) -> batch size`.
-        scaler: the GradScaler in use, whose factor the sketches shall not carry.
+        scaler: the GradScaler in use, whose factor the sketches shall not carry, or what holds it (timm's
+            `NativeScaler`).
         reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
         ids: tells the numbers of a batch's examples, in the order of its rows, from the batch as the loader hands it
             out: `lambda batch: batch["index"]`. Needed only where the collate function sorts or drops examples.
     """
     session = sampler.session
     session.check_attachable()
+    scaler = unwrapped_scaler(scaler)
     if exact and session.setup.dim is not None:
         raise ValueError(f"exact=True keeps all numbers, Sampler(dim={session.setup.dim}) so many: say one of the two")
     if not session.rule.needs_vectors and layers is None:
@@ -78,7 +81,7 @@ def attach(
     except BaseException:
         sketcher.detach()
         raise
-    handle = Handle(session, sketcher)
+    handle = Handle(session, sketcher, ScalerWatch(model.parameters()) if scaler is None else None)
     logging.getLogger("heeler").info("attached: %s", str(handle.coverage).splitlines()[0])
     return handle
 
@@ -86,8 +89,8 @@ def attach(
 class Handle:
     """What joins a model to a sampler; made by `attach`."""
 
-    def __init__(self, session: Session, sketcher: Sketcher) -> None:
-        self.session, self.sketcher = session, sketcher
+    def __init__(self, session: Session, sketcher: Sketcher, watch: ScalerWatch | None = None) -> None:
+        self.session, self.sketcher, self._watch = session, sketcher, watch
 
     @property
     def coverage(self) -> Coverage:
@@ -117,6 +120,8 @@ class Handle:
                 self.session.disconnect()
         finally:
             self.sketcher.detach()
+            if self._watch is not None:
+                self._watch.close()
 
     # Saying which examples a pass is about, where counting is not enough
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from heeler.notices import warn
+from heeler.notices import logger, warn
 from heeler.sketch.examples import RowLayout
 from heeler.sketch.matrices import AnyMatrix, AnyVector
 
@@ -60,7 +60,12 @@ class SketchedLayer:
 
     def fail(self, error: Exception) -> None:
         """A rule's error costs the sketch this layer, never the training run its step."""
-        self.leave_out(f"its rule failed: {error!r}")
+        kind = type(self.module).__name__
+        logger.debug("the rule for %s (%s) failed", self.name or "the model", kind, exc_info=error)
+        self.leave_out(
+            f"the rule for {kind} failed on this layer's inputs or gradients. The other layers are sketched all the "
+            "same; logging at level DEBUG says what happened"
+        )
 
     def now(self) -> dict[str, nn.Parameter]:
         """Its parameters as they are now: others of the same shape may have taken their places for good.
