@@ -122,7 +122,7 @@ def recorded() -> Iterator[list[NDArray[np.float64]]]:
     tallies: list[NDArray[np.float64]] = [np.zeros((0, 2))]
     wins_of, at_chance = own_check.wins_of, own_check.OwnCheck.at_chance
 
-    def noting(*rows: NDArray[Any]) -> tuple[float, int]:
+    def noting(*rows: NDArray[Any]) -> tuple[int, int]:
         found = wins_of(*rows)
         tallies[-1] = np.concatenate([tallies[-1], [found]])
         return found
@@ -155,17 +155,19 @@ def trained(
     sampler = heeler.Sampler(len(examples), batch_size=settings["batch_size"], seed=seed, refresh=1, **labels)
     handle = heeler.attach(model, sampler)
     _misfile(sampler, settings["batch_size"], SHARES[permuted], np.random.default_rng(seed))
-    loader = DataLoader(TensorDataset(*examples.train), batch_size=settings["batch_size"], sampler=sampler)
+    numbered = TensorDataset(torch.arange(len(examples)), *examples.train)
+    loader = DataLoader(numbered, batch_size=settings["batch_size"], sampler=sampler)
     adam = settings.get("optimizer") == "adamw"
     kind = torch.optim.AdamW if adam else torch.optim.SGD
     extra = {} if adam else {"momentum": settings.get("momentum", 0.0)}
     optimizer = kind(model.parameters(), lr=settings["lr"], weight_decay=settings.get("weight_decay", 0.0), **extra)
     for _ in range(epochs):
-        for batch in loader:
+        for numbers, *batch in loader:
             first, *rest = what.prepare(tuple(batch), options)
             if options.get("noise"):
                 first = first + options["noise"] * torch.randn_like(first)
-            what.losses(model, first, *rest).mean().backward()
+            with handle.examples(numbers):  # the check is of what is stored, not of how passes are recognized
+                what.losses(model, first, *rest).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         yield handle

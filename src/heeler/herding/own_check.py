@@ -23,13 +23,17 @@ CHANCE = 0.55
 right, 0.5 where all are misfiled."""
 SURE = 3.0
 """Standard deviations of the share that make sure: at 0.5, some 900 comparisons do."""
+ENOUGH = 256
+"""Comparisons below which nothing is sure."""
+EQUAL = 2.0**-11
+"""Cosines that differ by less cannot be told apart: rows are stored in half precision."""
 SLOTS = 1024
 """Strata whose last old row is kept; further ones share these places."""
 _GOLDEN = 0.6180339887498949
 
 
 class Share(NamedTuple):
-    """How often a new sketch was nearer to its own old one; ties count one half."""
+    """How often a new sketch was nearer to its own old one."""
 
     wins: float
     comparisons: float
@@ -46,26 +50,28 @@ class Share(NamedTuple):
     @property
     def at_chance(self) -> bool:
         """It is below `CHANCE`, for sure."""
-        return self.comparisons > 0 and self.value + self.spread < CHANCE
+        return self.comparisons >= ENOUGH and self.value + self.spread < CHANCE
 
     @property
     def is_right(self) -> bool:
         """It is above, for sure."""
-        return self.comparisons > 0 and self.value - self.spread > CHANCE
+        return self.comparisons >= ENOUGH and self.value - self.spread > CHANCE
 
 
-def wins_of(new: NDArray[Any], own: NDArray[Any], other: NDArray[Any]) -> tuple[float, int]:
+def wins_of(new: NDArray[Any], own: NDArray[Any], other: NDArray[Any]) -> tuple[int, int]:
     """How many rows of `new` (m, K) point more to `own` than to `other`, both (m, K), and of how many that can be told.
 
-    A row of zeros points nowhere: a comparison with one says nothing and does not count.
+    Of two that are as near, and of rows of zeros, which point nowhere, it cannot: where many examples are alike, or
+    have no gradient any more, that must not look like chance.
     """
     new, own, other = (rows.astype(np.float64) for rows in (new, own, other))
     lengths = [np.sqrt(np.einsum("ij,ij->i", rows, rows)) for rows in (new, own, other)]
-    told = (lengths[0] > 0) & (lengths[1] > 0) & (lengths[2] > 0)
-    # ⟨new, own⟩ / ‖own‖ against ⟨new, other⟩ / ‖other‖, without the divisions
-    to_own = np.einsum("ij,ij->i", new, own)[told] * lengths[2][told]
-    to_other = np.einsum("ij,ij->i", new, other)[told] * lengths[1][told]
-    return float((to_own > to_other).sum() + 0.5 * (to_own == to_other).sum()), int(told.sum())
+    there = (lengths[0] > 0) & (lengths[1] > 0) & (lengths[2] > 0)
+    for rows, length in zip((new, own, other), lengths, strict=True):
+        rows /= np.where(there, length, 1.0)[:, None]
+    nearer = np.einsum("ij,ij->i", new, own - other)
+    told = there & (np.abs(nearer) > EQUAL)
+    return int((nearer[told] > 0).sum()), int(told.sum())
 
 
 class OwnCheck:
@@ -147,7 +153,8 @@ class OwnCheck:
 
     def restore(self, state: dict[str, Any]) -> None:
         counts = np.zeros(5) if "own_counts" not in state else check.as_numpy(state["own_counts"], "own_counts")
-        self._pool, self._found, self._count = Share(*counts[:2]), Share(*counts[2:4]), int(counts[4])
+        *shares, count = counts.tolist()
+        self._pool, self._found, self._count = Share(*shares[:2]), Share(*shares[2:]), int(count)
         self._last[:] = -1
         if "own_last" in state and len(state["own_last"]) == len(self._last):  # else it was of other strata
             np.copyto(self._last, check.as_numpy(state["own_last"], "own_last"))
