@@ -107,8 +107,8 @@ def one_run(
         for _ in trained(folder, task, options, settings, permuted, strata=strata, epochs=epochs, seed=seed):
             tallies.append(np.zeros((0, 2)))
     shares = [Share(*each.sum(0)) for each in tallies if len(each)]
-    sums = np.concatenate([np.zeros((1, 2)), *tallies]).cumsum(0)[1:]
-    alarms = [int(total) for wins, total in sums.tolist() if Share(wins, total).at_chance]
+    pooled = np.cumsum([each.sum(0) for each in tallies if len(each)], axis=0)[own_check.REFRESHES - 1 :]
+    alarms = [int(total) for wins, total in pooled.tolist() if Share(wins, total).at_chance]
     return {
         "shares": [round(float(share.value), 3) for share in shares],
         "comparisons": [int(share.comparisons) for share in shares],

@@ -130,6 +130,26 @@ def test_a_fault_that_comes_late_does_not_drown() -> None:
     assert table.own.at_chance
 
 
+@pytest.mark.parametrize(("second", "gives_up"), [(0.8, False), (0.5, True)])
+def test_the_first_refresh_alone_decides_nothing(
+    second: float, gives_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that has just begun changes fast."""
+    share = 0.5
+    monkeypatch.setattr(own_check, "wins_of", lambda new, own, other: (share * len(new), len(new)))
+    table, rng = SketchTable(N, K), np.random.default_rng(0)
+    rows = sketched(rng)()
+    for _ in range(2):
+        epoch(table, rows, rng)
+    assert table.own.share.at_chance
+    assert not table.own.at_chance
+    share = second
+    table.put(np.arange(800), rows[:800])
+    assert table.own.at_chance == gives_up
+    table.close_epoch()
+    assert table.own.at_chance == gives_up
+
+
 def test_a_state_goes_on_exactly() -> None:
     rng = np.random.default_rng(0)
     strata = np.arange(N) % 3

@@ -101,3 +101,17 @@ def test_having_given_up_is_part_of_the_state() -> None:
     del before["session"]["gave_up"]  # as earlier versions save it
     again.handle.load_state_dict(before)
     assert again.sampler.session.takes_sketches
+
+
+def test_it_is_said_as_training_ends(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(permute=True)
+    for _ in range(3):
+        run.epoch()
+    table = run.sampler.session.rule.table
+    while not table.own.at_chance:  # by the seed, after three or four
+        assert table.seen.all()
+        run.epoch()
+    assert sum("by chance" in record.getMessage() for record in caplog.records) == 1
+    assert not table.seen.any()
+    run.handle.detach()
+    assert sum("by chance" in record.getMessage() for record in caplog.records) == 1

@@ -25,6 +25,9 @@ SURE = 3.0
 """Standard deviations of the share that make sure: at 0.5, some 900 comparisons do."""
 ENOUGH = 256
 """Comparisons below which nothing is sure."""
+REFRESHES = 2
+"""Refreshes that must have been seen before sketches are given up: a network that has just begun changes so fast that
+the first one may be no better than chance (a ResNet: 0.54 within classes, then 0.72, 0.80, 0.84)."""
 EQUAL = 2.0**-11
 """Cosines that differ by less cannot be told apart: rows are stored in half precision."""
 SLOTS = 1024
@@ -91,21 +94,28 @@ class OwnCheck:
         self._rows = np.zeros((slots, dim), np.float16)
         self._count = 0  # rows replaced so far
         self._pool = self._found = Share(0.0, 0.0)
+        self._refreshes = 0  # in the pool, up to the last close, and how many comparisons it had then
+        self._closed = 0.0
 
     @property
     def share(self) -> Share:
         """What was found last, or what there is so far."""
-        return self._found if self._found.comparisons else self._pool
+        return self._pool if self._pool.at_chance or not self._found.comparisons else self._found
 
     @property
     def at_chance(self) -> bool:
         """Sketches do not know their own examples, for sure."""
-        return self._pool.at_chance or self._found.at_chance
+        return self._found.at_chance or (self._pool.at_chance and self._refreshed() >= REFRESHES)
+
+    def _refreshed(self) -> int:
+        return self._refreshes + (self._pool.comparisons > self._closed)
 
     def close_epoch(self) -> None:
         """If the pool is sure, a new one begins: a fault that comes later must not drown in what was right before."""
-        if self._pool.at_chance or self._pool.is_right:
+        self._refreshes, self._closed = self._refreshed(), self._pool.comparisons
+        if self._pool.is_right or (self._pool.at_chance and self._refreshes >= REFRESHES):
             self._found, self._pool = self._pool, Share(0.0, 0.0)
+            self._refreshes, self._closed = 0, 0.0
 
     def sample(self, rows: int) -> IntArray:
         """Which of the next `rows` rows to compare: spread evenly, at no fixed place of a batch."""
@@ -138,23 +148,24 @@ class OwnCheck:
 
     def state_dict(self) -> dict[str, Any]:
         """Arrays only."""
-        counts = np.array([*self._pool, *self._found, float(self._count)])
+        counts = np.array([*self._pool, *self._found, self._count, self._refreshes, self._closed], np.float64)
         return {"own_counts": counts, "own_last": self._last.copy(), "own_rows": self._rows.copy()}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """A ValueError for a state that `restore` must not see. Those of 0.2 have nothing of this."""
         if "own_counts" not in state:
             return
-        counts = check.stored_array(state, "own_counts", [np.float64], (5,))
+        counts = check.stored_array(state, "own_counts", [np.float64], (7,))
         check.stored_array(state, "own_rows", [np.float16], (-1, self._rows.shape[1]))
         last = check.stored_array(state, "own_last", [np.int64], (-1,))
         if counts.min() < 0 or (counts[:4:2] > counts[1:4:2]).any() or _outside(last, self._examples):
             raise ValueError("the state's own_counts or own_last is out of range: it is damaged")
 
     def restore(self, state: dict[str, Any]) -> None:
-        counts = np.zeros(5) if "own_counts" not in state else check.as_numpy(state["own_counts"], "own_counts")
-        *shares, count = counts.tolist()
-        self._pool, self._found, self._count = Share(*shares[:2]), Share(*shares[2:]), int(count)
+        counts = np.zeros(7) if "own_counts" not in state else check.as_numpy(state["own_counts"], "own_counts")
+        *shares, count, refreshes, self._closed = counts.tolist()
+        self._pool, self._found = Share(*shares[:2]), Share(*shares[2:])
+        self._count, self._refreshes = int(count), int(refreshes)
         self._last[:] = -1
         if "own_last" in state and len(state["own_last"]) == len(self._last):  # else it was of other strata
             np.copyto(self._last, check.as_numpy(state["own_last"], "own_last"))

@@ -157,10 +157,17 @@ class LocalPlanner:
 
     def finish(self, epoch: Epoch, *, may_go_on: bool = False) -> None:
         """Nobody waits for this worker."""
+        self._give_up_unknown()
+
+    def _give_up_unknown(self) -> None:
+        table = self.rule.table
+        if table is not None and table.own.at_chance:
+            self._settle()
+            self.gave_up = drop_unknown(self.rule)
 
     def next(self, epoch: Epoch) -> Plan:
         self._settle()
-        self.gave_up = self.gave_up or drop_unknown(self.rule)
+        self._give_up_unknown()
         if not self._closed:
             self.rule.next_order()
         self._closed = False
@@ -197,6 +204,7 @@ class LocalPlanner:
     def close(self, epoch: Epoch | None) -> None:
         if epoch is not None:  # a finalizer must not wait for a solve, whose thread ends by itself
             self._settle()
+            self._give_up_unknown()
         self.rule.close()
 
     def _settle(self) -> None:

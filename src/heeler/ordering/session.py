@@ -70,7 +70,7 @@ class Session:
         """The weights as the newest sketched epoch began: see `SketchSource.weights`."""
         self._sketches_began = 0
         self._full_length = len(self.epoch.order)
-        self._told, self._misfiled = False, 0
+        self._told, self._gave_up, self._misfiled = False, False, 0  # the first two: it was said
         self._resumed = False  # and nothing was read since
         self._ended_before = False  # the loaded state's epoch was over
         self._asked_epoch: int | None = None
@@ -412,6 +412,7 @@ class Session:
             self._misfiled = doubtful.size
             rows = self.setup.subset.rows_of(doubtful)
             self.planner.forget(rows[rows >= 0])
+        self._tell_if_unknown()
 
     def _advance(self) -> None:
         """Make the next epoch."""
@@ -430,12 +431,16 @@ class Session:
         self.attribution.begin_epoch()
 
     def _next_plan(self, epoch: Epoch) -> Plan:
-        before = self.planner.gave_up
         plan = self.planner.next(epoch)
-        if self.planner.gave_up and not before and self.planner.sees_all and self.rule.table is not None:
-            share = self.rule.table.own.share
-            warn(GAVE_UP, 100 * share.value, share.comparisons)
+        self._tell_if_unknown()
         return plan
+
+    def _tell_if_unknown(self) -> None:
+        """Say, once, that sketches do not know their own examples, where all of them meet."""
+        table = self.rule.table
+        if not self._gave_up and table is not None and self.planner.sees_all and table.own.at_chance:
+            self._gave_up = True
+            warn(GAVE_UP, 100 * table.own.share.value, table.own.share.comparisons)
 
     def _tell(self, progress: Progress) -> None:
         """After the first sketched epoch: say if it left few examples with a sketch."""
@@ -498,7 +503,7 @@ class Session:
         plan, same_workers = self.planner.load_state_dict(state)
         self._pop()  # whatever was under way belongs to another run
         self.attribution = Attribution()
-        self._misfiled = 0
+        self._misfiled, self._gave_up = 0, self.planner.gave_up
         self._sketches_began = state["sketches_began"]
         self._resume(state["epoch"], plan, self._own_position(state, plan) if same_workers else 0, over=state["over"])
 
