@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -103,35 +102,43 @@ def one_run(
     seed: int = 0,
 ) -> dict[str, Any]:
     """The share of every refresh, and after how many comparisons the alarm would have come, if it would."""
-    with recorded() as tallies:
+    with recorded() as epochs_seen:
         for _ in trained(folder, task, options, settings, permuted, strata=strata, epochs=epochs, seed=seed):
-            tallies.append(np.zeros((0, 2)))
-    shares = [Share(*each.sum(0)) for each in tallies if len(each)]
-    pooled = np.cumsum([each.sum(0) for each in tallies if len(each)], axis=0)[own_check.REFRESHES - 1 :]
-    alarms = [int(total) for wins, total in pooled.tolist() if Share(wins, total).at_chance]
+            epochs_seen.append([])
+    refreshes = np.array([np.sum(each, axis=0) for each in epochs_seen if each and np.sum(each)])
+    last = [Share(*each[-1]) for each in refreshes.tolist()]
+    pooled = np.cumsum(refreshes, axis=0)[own_check.REFRESHES - 1 :].tolist()
+    alarms = [int(each[-1][1]) for each in pooled if all(Share(*pool).at_chance for pool in each)]
     return {
-        "shares": [round(float(share.value), 3) for share in shares],
-        "comparisons": [int(share.comparisons) for share in shares],
+        "shares": [round(share.value, 3) for share in last],
+        "among_all": [round(Share(*each[0]).value, 3) for each in refreshes.tolist()] if strata else None,
+        "comparisons": [int(share.comparisons) for share in last],
         "alarm_after": alarms[0] if alarms else None,
     }
 
 
 @contextmanager
-def recorded() -> Iterator[list[NDArray[np.float64]]]:
-    """Wins and comparisons of every call, in one array per epoch; nothing is ever given up meanwhile."""
-    tallies: list[NDArray[np.float64]] = [np.zeros((0, 2))]
-    wins_of, at_chance = own_check.wins_of, own_check.OwnCheck.at_chance
+def recorded() -> Iterator[list[list[list[Share]]]]:
+    """Wins and comparisons of every call, among all and within strata, by epoch; nothing is given up meanwhile."""
+    epochs: list[list[list[Share]]] = [[]]
+    kind: Any = own_check.OwnCheck
+    compare, compared, at_chance = kind.compare, kind._compared, kind.at_chance
 
-    def noting(*rows: NDArray[Any]) -> tuple[int, int]:
-        found = wins_of(*rows)
-        tallies[-1] = np.concatenate([tallies[-1], [found]])
+    def begin(self: Any, examples: Any, old: Any, new: Any) -> None:
+        if examples.size:
+            epochs[-1].append([])
+            compare(self, examples, old, new)
+
+    def noting(self: Any, *rows: Any) -> Share:
+        found: Share = compared(self, *rows)
+        epochs[-1][-1].append(found)
         return found
 
-    own_check.wins_of, own_check.OwnCheck.at_chance = noting, False  # type: ignore[assignment]
+    kind.compare, kind._compared, kind.at_chance = begin, noting, False
     try:
-        yield tallies
+        yield epochs
     finally:
-        own_check.wins_of, own_check.OwnCheck.at_chance = wins_of, at_chance  # type: ignore[method-assign]
+        kind.compare, kind._compared, kind.at_chance = compare, compared, at_chance
 
 
 def trained(

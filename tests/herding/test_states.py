@@ -218,7 +218,7 @@ def test_a_table_refuses_what_it_cannot_have_saved():
     bad += [("agreed", np.array([[1.0, 2.0, 3.0], [inner, 1.0, rows]])) for inner, rows in ((2.0, 1.0), (0.5, -1.0))]
     bad += [("agreed", np.zeros(3)), ("agreed", np.full((2, 3), np.nan))]
     bad += [
-        ("own_counts", np.array(counts, float)) for counts in ([2, 1, 0, 0, 0, 0, 0], [0, 0, -1, 0, 0, 0, 0], [0] * 5)
+        ("own_counts", np.array(counts, float)) for counts in ([0, 0, 0, 2, 1, 0, 0], [-1, 0, 0, 0, 0, 0, 0], [0] * 5)
     ]
     bad += [("own_last", np.array([value])) for value in (-2, N)] + [("own_rows", np.zeros((1, 1), np.float16))]
     optional = ("agreed", "own_counts")
