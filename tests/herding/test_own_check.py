@@ -57,6 +57,18 @@ def test_right_rows_are_known_and_permuted_ones_are_not(batch: int, strata: np.n
     assert abs(wrong.share.value - 0.5) < 0.05
 
 
+def test_sketches_that_know_their_stratum_alone_are_kept() -> None:
+    """As with dropout and large steps, where rows are right all the same."""
+    rng = np.random.default_rng(0)
+    strata = np.arange(N) % 7
+    of_stratum = 2.0 * rng.standard_normal((7, K))[strata]
+    table = SketchTable(N, K, strata)
+    for _ in range(6):
+        epoch(table, (of_stratum + rng.standard_normal((N, K))).astype(np.float32), rng)
+        assert not table.own.at_chance
+    assert abs(table.own.share.value - 0.5) < 0.05
+
+
 def test_single_examples_are_compared_with_those_before_them() -> None:
     rng = np.random.default_rng(0)
     table, rows = SketchTable(N, K, np.arange(N) % 7), sketched(rng)
