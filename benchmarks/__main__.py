@@ -5,6 +5,7 @@ import typer
 from benchmarks.commands.coordination import coordination
 from benchmarks.commands.diversity import diversity
 from benchmarks.commands.epoch import epoch
+from benchmarks.commands.know_own import know_own
 from benchmarks.commands.levels import levels, levels_scale, scale_constants, scale_needs
 from benchmarks.commands.overhead import overhead
 from benchmarks.commands.select import select, select_slopes
@@ -19,7 +20,7 @@ app = typer.Typer(
 )
 for measurement in (
     *(overhead, solver, epoch, coordination, diversity, select, select_slopes),
-    *(levels, levels_scale, scale_constants, scale_needs),
+    *(levels, levels_scale, scale_constants, scale_needs, know_own),
 ):
     app.command()(measurement)
 

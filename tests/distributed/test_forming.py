@@ -4,7 +4,10 @@ import contextlib
 import itertools
 import os
 import signal
+import threading
 import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 from heeler.ordering.distributed import wire
-from heeler.ordering.distributed.shared import LONGEST, STAGES
+from heeler.ordering.distributed.leader import Leader
+from heeler.ordering.distributed.member import Member
+from heeler.ordering.distributed.shared import LONGEST, STAGES, announced
 from heeler.ordering.distributed.transport import RankFault
 from tests.distributed.ranks import Heard, freeze, problem, run_ranks, set_up, walk
 
@@ -241,3 +246,74 @@ def test_samplers_are_freed_with_their_groups() -> None:
         early, late = np.array(counts)[1:5].min(axis=0), np.array(counts)[-4:].min(axis=0)
         assert late[0] <= early[0] + 3, "files"  # a group has five
         assert late[1] <= early[1] + 2, "threads"
+
+
+class Words:
+    """Notices without a store: what was posted, and the first verdict."""
+
+    def __init__(self, standing: str | None = None) -> None:
+        self.posted: list[tuple[str, int]] = []
+        self.standing = standing
+
+    def post(self, name: str, value: int) -> None:
+        self.posted.append((name, value))
+
+    def behind(self, *asked: Any) -> list[int]:
+        return []
+
+    def decide(self, key: str, word: str) -> str:
+        self.standing = self.standing or word
+        return self.standing
+
+
+def alone(kind: type, words: Words, timeout: float = TIMEOUT) -> Any:
+    """A planner without other ranks, as far as its vote goes."""
+    planner = object.__new__(kind)
+    told: list[Any] = []
+    planner.transport = SimpleNamespace(
+        rank=0, size=3, timeout=timeout, notices=words, tell_each=lambda *each: told.append(each), told=told
+    )
+    planner._voting, planner._failed, planner.fault = threading.Lock(), None, None
+    return planner
+
+
+@pytest.mark.parametrize(("seconds", "commits"), [(0.0, True), (1.9, True), (2.1, False)])
+def test_a_leader_that_was_frozen_after_its_vote_does_not_commit(
+    seconds: float, commits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for three timeouts, and may have gone on by then: its order would be used by itself alone."""
+    words = Words()
+    leader = alone(Leader, words)
+    clock = iter([100.0, 100.0 + seconds * TIMEOUT])
+    monkeypatch.setattr("heeler.ordering.distributed.leader.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    word = leader._verdict(4, 7)
+    assert words.posted == [("at", 7)]
+    assert (word == "commit") == commits
+    assert bool(leader.transport.told) == commits
+    if not commits:
+        assert word.startswith("abort 0 it was held up")
+
+
+@pytest.mark.parametrize("kind", [Leader, Member])
+def test_a_rank_whose_wait_is_over_does_not_vote_any_more(kind: type) -> None:
+    """Its epoch's end has gone on without the order that its thread still works on."""
+    words = Words()
+    planner = alone(kind, words)
+    planner._closing = Future()
+    assert planner._run_out(4) is None
+    assert planner.fault is not None
+    with pytest.raises(RankFault):
+        planner._vote(7)
+    assert words.posted == []
+    fresh = alone(kind, words)
+    fresh._vote(7)
+    assert words.posted == [("at", 7)]
+
+
+def test_a_wait_that_ends_as_all_commit_takes_the_order() -> None:
+    planner = alone(Member, Words(standing="commit"))
+    planner._closing, planner.rule = Future(), SimpleNamespace(order=np.arange(6))
+    planner._closing.set_result(announced(np.array([4, 2]), False))
+    plan = planner._run_out(4)
+    assert plan.part.tolist() == [4, 2]
+    assert planner.fault is None

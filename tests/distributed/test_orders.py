@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -15,7 +16,7 @@ from torch.utils.data import TensorDataset
 import heeler
 from heeler.herding import make_rule
 from heeler.ordering.distributed import rounds
-from tests.distributed.ranks import gradients, problem, run_ranks, set_up, walk
+from tests.distributed.ranks import Heard, gradients, problem, run_ranks, set_up, walk
 
 EPOCHS = 5
 
@@ -273,3 +274,50 @@ def test_a_mesh_of_several_dimensions_is_refused() -> None:
         return ""
 
     assert "(mesh, 'dp')" in run_ranks(1, refused)[0]
+
+
+def misfiled(rank: int, ranks: int, lost: bool) -> dict[str, Any]:
+    """Epochs in which every sketch is stored under another example of its batch; the orders, and when it was sketched.
+
+    lost: rank 1 does not hear of the first order after which no more sketches are taken.
+    """
+    heard = Heard()
+    dataset, model = problem(1200)
+    sampler, handle, loader = set_up(dataset, model, batch_size=20, refresh=1, exchange_timeout=3.0)
+    planner, rng = sampler.session.planner, np.random.default_rng(rank)
+    observe = planner.observe
+    planner.observe = lambda indices, vectors: observe(rng.permutation(indices), vectors)
+    orders, sketched, seen = [], [], []
+    for epoch in range(6):
+        orders += walk(model, sampler, loader, 1)
+        sketched.append(handle.sketcher.sketching)
+        if rank == 0:
+            seen.append(handle.metrics()["examples_with_sketch"])
+        if epoch == 1 and lost and rank == 1:
+            time.sleep(5.0)
+    state = handle.state_dict()
+    again = set_up(*problem(1200), batch_size=20, refresh=1, exchange_timeout=3.0)
+    shared = [state if rank == 0 else None]
+    dist.broadcast_object_list(shared)
+    again[1].load_state_dict(shared[0])
+    return {
+        "orders": orders,
+        "sketched": sketched,
+        "seen": seen,
+        "said": [each for each in heard.said if "by chance" in each],
+        "resumed": again[0].session.takes_sketches,
+    }
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_all_ranks_stop_sketching_in_the_same_epoch(lost: bool) -> None:
+    first, second = run_ranks(2, misfiled, 2, lost)
+    assert first["sketched"] == second["sketched"]
+    assert first["sketched"][:2] == [True, True]  # there is nothing to compare with before the second
+    assert not first["sketched"][-1]
+    assert first["seen"][-1] == 0.0
+    assert [len(first["said"]), len(second["said"])] == [1, 0]
+    assert not first["resumed"]
+    assert not second["resumed"]
+    for mine, theirs in zip(first["orders"], second["orders"], strict=True):
+        assert sorted(mine + theirs) == list(range(1200))

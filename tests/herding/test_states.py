@@ -217,7 +217,12 @@ def test_a_table_refuses_what_it_cannot_have_saved():
     bad += [("scale", np.array([value, 1.0])) for value in scales] + [("scale", np.array([1.0, 0.5]))]
     bad += [("agreed", np.array([[1.0, 2.0, 3.0], [inner, 1.0, rows]])) for inner, rows in ((2.0, 1.0), (0.5, -1.0))]
     bad += [("agreed", np.zeros(3)), ("agreed", np.full((2, 3), np.nan))]
-    for name, value in [*bad, *((name, None) for name in good if name != "agreed")]:
+    bad += [
+        ("own_counts", np.array(counts, float)) for counts in ([0, 0, 0, 2, 1, 0, 0], [-1, 0, 0, 0, 0, 0, 0], [0] * 5)
+    ]
+    bad += [("own_last", np.array([value])) for value in (-2, N)] + [("own_rows", np.zeros((1, 1), np.float16))]
+    optional = ("agreed", "own_counts")
+    for name, value in [*bad, *((name, None) for name in good if name not in optional)]:
         changed = {**good, name: value} if value is not None else {k: v for k, v in good.items() if k != name}
         with pytest.raises(ValueError, match=f"state's {name}|state's scale or {name}|no '{name}'|out of range"):
             other.load_state_dict(changed)

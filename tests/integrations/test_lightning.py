@@ -200,6 +200,35 @@ def test_no_false_warning_on_resume(tmp_path: Path) -> None:
     in_world(1, resumed_quietly, tmp_path)
 
 
+def verified(folder: Path) -> tuple[float, str, dict[str, float], bool]:
+    """After fit, when the callback has detached: the only moment that a user of a trainer has."""
+    net, callback, batches = Net(), HeelerCallback(sketch={"exact": True}), loader(shuffle=True)
+    module = Module(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(folder, callbacks=[callback]).fit(module, batches)
+    assert callback.handle is not None
+    assert callback.handle.table is not None
+    modes, seen = [each.training for each in module.modules()], len(net.seen)
+    data: Any = batches.dataset
+
+    def loss_of(i: int) -> Tensor:
+        return net(**{name: value[None] for name, value in data[i].items()})["loss"]
+
+    found = callback.handle.verify(loss_of)
+    untouched = modes == [each.training for each in module.modules()] and len(net.seen) == seen
+    return found.filed_right, str(found), callback.handle.metrics(), untouched
+
+
+def test_verify_after_fit(tmp_path: Path) -> None:
+    ((right, words, metrics, untouched),) = in_world(1, verified, tmp_path)
+    assert right > 0.2  # by chance 0.03; the rate is large, and the weights have moved
+    assert "lengths" in words
+    assert metrics["examples_with_sketch"] == 1.0
+    assert metrics["sketches_compared"] > 30
+    assert untouched
+
+
 def refused(folder: Path) -> dict[str, str]:
     errors = {}
     wrong = {"not shuffled": loader(), "several": {"a": loader(shuffle=True), "b": loader(shuffle=True)}}

@@ -170,6 +170,26 @@ def test_training_twice_and_resuming_where_heeler_was_not_used(tmp_path: Path) -
     assert "without Heeler" in said[0]
 
 
+def verified(folder: Path) -> tuple[float, dict[str, float], bool]:
+    made, net, callback = trainer(folder)
+    made.train()
+    data, handle = Points(), callback.handle
+    assert handle is not None
+    assert handle.table is not None
+    modes, seen = [each.training for each in net.modules()], len(net.seen)
+    found = handle.verify(lambda i: net(**made.data_collator([data[i]]))["loss"])
+    untouched = modes == [each.training for each in net.modules()] and len(net.seen) == seen
+    return found.filed_right, handle.metrics(), untouched
+
+
+def test_verify_after_training(tmp_path: Path) -> None:
+    """When the callback has detached: the only moment that a user of a trainer has."""
+    ((right, metrics, untouched),) = in_world(1, verified, tmp_path)
+    assert right > 0.2  # by chance 0.03; the rate is large, and the weights have moved
+    assert metrics["examples_with_sketch"] == 1.0
+    assert untouched
+
+
 def refused(folder: Path) -> dict[str, str]:
     errors = {}
     for strategy in ("group_by_length", "sequential"):

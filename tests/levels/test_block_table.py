@@ -13,6 +13,7 @@ from heeler.levels.block_table import BlockTable
 from heeler.levels.halves import Blocks
 from heeler.levels.scatter import Scatter
 from heeler.notices import HeelerWarning
+from tests.herding import test_own_check as own
 
 EXAMPLES, DIM, BLOCK = 57, 3, 10
 
@@ -240,3 +241,13 @@ def test_only_what_is_in_use_is_mapped(tmp_path):
         mine.put(examples, np.ones((1000, 256), np.float32))
     mapped = sum(str(tmp_path) in line for line in Path("/proc/self/maps").read_text().splitlines())
     assert 1 <= mapped <= 8
+
+
+@pytest.mark.parametrize(("misfiled", "expected"), [(0.0, 0.85), (1.0, 0.5)])
+def test_it_tells_whether_rows_know_their_own_examples(misfiled, expected):
+    rng = np.random.default_rng(0)
+    mine, rows = BlockTable(Blocks(own.N, 100), own.K, Scatter(own.N, 0)), own.sketched(rng)
+    for _ in range(8):
+        own.epoch(mine, rows(), rng, misfiled)
+    assert mine.own.share.value == pytest.approx(expected, abs=0.07)
+    assert mine.own.at_chance == (misfiled == 1.0)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 import heeler
 from heeler.levels import BlockHerd
 from heeler.notices import HeelerWarning
+from tests.ordering import test_own
 from tests.ordering.loops import check_filed, problem
 
 EXAMPLES, BATCH, BLOCK = 203, 8, 48
@@ -240,3 +241,7 @@ def test_killed_at_random_moments_a_run_ends_as_an_undisturbed_one(kills, tmp_pa
     assert torch.equal(killed["rows"], undisturbed["rows"])
     for mine, theirs in zip(killed["weights"], undisturbed["weights"], strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_rows_under_wrong_examples_end_in_a_warning_and_random_orders(caplog):
+    test_own.check_gives_up(test_own.Run(permute=True, order=heeler.two_levels(block_size=256)), caplog)

@@ -189,8 +189,6 @@ def test_after_detach() -> None:
     assert handle.metrics()["examples_with_sketch"] == before["examples_with_sketch"] == 1.0
     with pytest.raises(RuntimeError, match="no model is attached any more"), handle.paused():
         pass
-    with pytest.raises(RuntimeError, match="no model is attached any more"):
-        handle.verify(lambda i: torch.zeros(()))
     assert sorted(sampler) == list(range(N))
 
 

@@ -4,6 +4,7 @@ import io
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import heeler
 from heeler.herding import rule_names
 from heeler.ordering import planner
+from heeler.ordering.growth import _inserted
 from heeler.sketch import projection
 from tests.herding.every_rule import needed
 from tests.ordering.loops import problem
@@ -321,6 +323,18 @@ def test_a_dataset_may_grow() -> None:
     assert handle.session.rule.table.seen.sum() == first.sampler.session.rule.table.seen.sum()
     with pytest.raises(ValueError, match="67"):
         heeler.grow(first.handle.state_dict(), 66)
+
+
+@pytest.mark.parametrize("trained", [0, 3, 5])
+def test_new_examples_come_anywhere_behind_what_is_trained(trained: int) -> None:
+    """Just behind it, too, and after the last one; never before."""
+    order, new = np.arange(5), np.arange(5, 205)
+    out = _inserted(order, new, trained, np.random.default_rng(0))
+    assert out[:trained].tolist() == list(range(trained))
+    assert out[trained] >= 5
+    assert out[-1] >= 5
+    assert out[out < 5].tolist() == list(range(5))  # the old ones stay in their order
+    assert sorted(out.tolist()) == list(range(205))
 
 
 # torchdata's StatefulDataLoader

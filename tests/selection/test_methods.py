@@ -127,6 +127,28 @@ def test_match_in_batches_is_a_fit_of_its_choice(monkeypatch):
     assert chosen.error < chosen.random_error.mean / 2
 
 
+@pytest.mark.parametrize("k", [6, 10, 19])
+def test_match_frees_an_example_whose_weight_becomes_zero(k, monkeypatch):
+    """A later choice can make an earlier one useless: it must not take one of the k places."""
+    fitted, freed = gradmatch.fitted, []
+
+    def noting(points, *rest):
+        residual, weights = fitted(points, *rest)
+        freed.append(int((weights == 0).sum()))
+        return residual, weights
+
+    monkeypatch.setattr(gradmatch, "fitted", noting)
+    generator = np.random.default_rng(28)
+    rows = generator.standard_normal((20, 6)) * np.exp(1.5 * generator.standard_normal((20, 1))) + 0.3
+    chosen = heeler.select(rows, k, "match")
+    assert sum(freed) == 1
+    assert chosen.weights.min() > 0
+    assert len(chosen.indices) == (k if k < 19 else 18)  # of the last, nothing would be gained
+    indices, weights = reference.matching_pursuit(rows, k, gradmatch.PENALTY * np.mean((rows**2).sum(axis=1)))
+    assert chosen.indices.tolist() == indices
+    assert chosen.weights == pytest.approx(weights, rel=1e-6)
+
+
 def test_match_regularises():
     """λ spreads the weights; without it they would be those of an exact fit by few."""
     rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import warnings
 import weakref
 from multiprocessing.reduction import ForkingPickler
@@ -96,6 +97,26 @@ def test_a_stream_travels_to_spawned_workers():
     assert received.opened == [0, 0]
     stream.announce(np.arange(N), 4, None)
     assert received._plan.tolist() == [[0, 2, 3, 4, -1]]  # one memory
+
+
+def test_a_forked_process_opens_shards_itself():
+    """What its parent has open, a file's place or a socket, two processes must not share."""
+    stream = Lists()
+    assert int(stream[3][0]) == 3
+    reader = stream._own_reader()
+    here, there = multiprocessing.get_context("fork").Pipe()
+
+    def read():
+        there.send((int(stream[3][0]), stream.opened, stream._own_reader() is reader))
+
+    child = multiprocessing.get_context("fork").Process(target=read)
+    child.start()
+    assert here.poll(30)
+    assert here.recv() == (3, [0, 0], False)
+    child.join(30)
+    assert int(stream[4][0]) == 4
+    assert stream.opened == [0]
+    assert stream._own_reader() is reader
 
 
 def test_without_workers_each_shard_is_opened_once_per_epoch():

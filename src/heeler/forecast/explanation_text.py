@@ -23,8 +23,9 @@ MEASURED = (
     "regression on mortgages) to none (GPT and LSTM on WikiText-2); see RESULTS.md."
 )
 UNSEEN = (
-    "Heeler cannot detect a dataset that changes between epochs (examples must keep their numbers), several backward "
-    "passes per batch (handle.paused), or batches that are drawn and not trained on (handle.skip)."
+    "Heeler cannot see beforehand whether examples keep their numbers and gradients last from one refresh to the next. "
+    "From the second sketched epoch on, metrics()['sketch_knows_its_own'] tells: 0.5 is chance, and there Heeler says "
+    "so and stops. Several backward passes per batch need handle.paused, batches that are not trained on handle.skip."
 )
 
 

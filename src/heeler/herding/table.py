@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from heeler.herding import validate as check
+from heeler.herding.own_check import OwnCheck
 from heeler.herding.validate import IntArray
 
 _CHUNK = 1 << 16
@@ -31,17 +32,21 @@ class SketchTable:
 
     rows: (N, K) float16, the stored numbers, true sketch × scale. Memory is touched only where rows are written.
     seen: (N,) bool. scale: one power of two for all rows, chosen from the first sketches and changed, with all stored
-    rows, when sketches have drifted far. dropped: how many rows were refused because they were not finite.
+    rows, when sketches have drifted far. dropped: how many rows were refused because they were not finite. own: whether
+    new rows know the examples that they are stored under.
+
+    strata: (N,) codes of the examples' strata, if known.
     """
 
-    def __init__(self, examples: int, dim: int) -> None:
+    def __init__(self, examples: int, dim: int, strata: IntArray | None = None) -> None:
         if examples < 1 or dim < 1:
             raise ValueError(f"a table needs at least one example and one column, not {examples} × {dim}")
         self.rows: NDArray[np.float16] = np.zeros((examples, dim), np.float16)
         self.seen: NDArray[np.bool_] = np.zeros(examples, np.bool_)
-        self._start()
+        self._start(strata)
 
-    def _start(self) -> None:
+    def _start(self, strata: IntArray | None = None) -> None:
+        self.own = OwnCheck(len(self), self.dim, strata)
         self.scale, self.dropped, self._scaled = 1.0, 0, False
         # Σ⟨new, old⟩, Σ‖new‖‖old‖, both in stored numbers, and the rows in them: since the last close, and up to it.
         self._agreed = np.zeros((2, 3))
@@ -72,6 +77,7 @@ class SketchTable:
         """An epoch is over: `agreement` is of what it has replaced. A few rows are left to count with the next ones."""
         if 2 * self._agreed[0, 2] >= len(self):
             self._agreed = np.stack([np.zeros(3), self._agreed[0]])
+        self.own.close_epoch()
 
     def put(self, indices: Any, vectors: Any) -> None:
         """Store copies of vectors (b, K), NumPy or CPU torch, as the newest of examples `indices` (b,).
@@ -129,7 +135,8 @@ class SketchTable:
     def _numbers(self) -> dict[str, Any]:
         """What a state holds besides rows."""
         scale = np.array([self.scale, float(self._scaled)])
-        return {"scale": scale, "dropped": np.array(self.dropped, np.int64), "agreed": self._agreed.copy()}
+        numbers = {"scale": scale, "dropped": np.array(self.dropped, np.int64), "agreed": self._agreed.copy()}
+        return {**numbers, **self.own.state_dict()}
 
     def _check_numbers(self, state: dict[str, Any]) -> None:
         scale, scaled = check.stored_array(state, "scale", [np.float64], (2,)).tolist()
@@ -141,15 +148,20 @@ class SketchTable:
             inner, product, rows = check.stored_array(state, "agreed", [np.float64], (2, 3)).T
             if (np.abs(inner) > 1.001 * product).any() or (rows < 0).any():
                 raise ValueError("the state's agreed is out of range: it is damaged")
+        self.own.check_state(state)
 
     def _restore_numbers(self, state: dict[str, Any]) -> None:
         scale, scaled = check.as_numpy(state["scale"], "scale").tolist()
         self.scale, self._scaled, self.dropped = scale, bool(scaled), int(state["dropped"])
         self._agreed = np.array(check.as_numpy(state.get("agreed", np.zeros((2, 3))), "agreed"))
+        self.own.restore(state)
 
     def _file(self, where: IntArray, values: NDArray[np.float32]) -> None:
         """Put finite vectors (b, K) in their places."""
         self._agreed[0] += self._compared(self.rows, self.seen, where, values)
+        picked = self.own.sample(where.size)
+        picked = picked[self.seen[where[picked]]]
+        self.own.compare(where[picked], self.rows[where[picked]], values[picked])
         self._store(self.rows, where, values)
         self.seen[where] = True
 

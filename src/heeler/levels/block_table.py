@@ -174,6 +174,9 @@ class BlockTable(SketchTable):
             old, new = stored[rows], np.ascontiguousarray(values[which])
             known = ~np.isnan(old[:, 0])
             self._agreed[0] += self._compared(old, known, np.arange(rows.size), new)
+            picked = self.own.sample(rows.size)
+            picked = picked[known[picked]]
+            self.own.compare(where[which][picked], old[picked], new[picked])
             self._write.counts[block] += np.unique(rows[~known]).size
             self._store(stored, rows, new)
 

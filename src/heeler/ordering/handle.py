@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from heeler.herding import SketchTable
+from heeler.ordering.loss_scaler import ScalerWatch, unwrapped_scaler
 from heeler.ordering.progress import Ids
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.session import Session
@@ -50,13 +52,15 @@ def attach(
         exact: keep exact gradients, however long; not together with `Sampler(dim=...)`.
         batch_dim: the batch's dimension in the model's first tensor argument and in its activations; or, where no
             argument tells, a function `(args, kwargs) -> batch size`.
-        scaler: the GradScaler in use, whose factor the sketches shall not carry.
+        scaler: the GradScaler in use, whose factor the sketches shall not carry, or what holds it (timm's
+            `NativeScaler`).
         reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
         ids: tells the numbers of a batch's examples, in the order of its rows, from the batch as the loader hands it
             out: `lambda batch: batch["index"]`. Needed only where the collate function sorts or drops examples.
     """
     session = sampler.session
     session.check_attachable()
+    scaler = unwrapped_scaler(scaler)
     if exact and session.setup.dim is not None:
         raise ValueError(f"exact=True keeps all numbers, Sampler(dim={session.setup.dim}) so many: say one of the two")
     if not session.rule.needs_vectors and layers is None:
@@ -77,7 +81,7 @@ def attach(
     except BaseException:
         sketcher.detach()
         raise
-    handle = Handle(session, sketcher)
+    handle = Handle(session, sketcher, ScalerWatch(model.parameters()) if scaler is None else None)
     logging.getLogger("heeler").info("attached: %s", str(handle.coverage).splitlines()[0])
     return handle
 
@@ -85,8 +89,8 @@ def attach(
 class Handle:
     """What joins a model to a sampler; made by `attach`."""
 
-    def __init__(self, session: Session, sketcher: Sketcher) -> None:
-        self.session, self.sketcher = session, sketcher
+    def __init__(self, session: Session, sketcher: Sketcher, watch: ScalerWatch | None = None) -> None:
+        self.session, self.sketcher, self._watch = session, sketcher, watch
 
     @property
     def coverage(self) -> Coverage:
@@ -100,6 +104,7 @@ class Handle:
         Of a sampler with a subset, row j is of the example `sampler.subset[j]`.
         """
         self.session.drain(wait=True)
+        self.session.judge_if_over()
         with self.session.planner.reading():
             return self.session.rule.table
 
@@ -115,6 +120,8 @@ class Handle:
                 self.session.disconnect()
         finally:
             self.sketcher.detach()
+            if self._watch is not None:
+                self._watch.close()
 
     # Saying which examples a pass is about, where counting is not enough
 
@@ -143,22 +150,37 @@ class Handle:
         """Say that the batch just drawn (or its first `examples`) is not trained on."""
         self.session.skip(examples)
 
-    def verify(self, loss_of: Callable[[int], Tensor], examples: int = 32, *, seed: int = 0) -> Verification:
-        """Is it working? Recompute some examples' gradients one by one and compare them with what is filed.
+    def verify(
+        self, loss_of: Callable[[int], Tensor], examples: int = 32, *, seed: int = 0, training: bool = False
+    ) -> Verification:
+        """Is it working? Recompute some examples' gradients one by one and compare them with what is stored.
 
             print(handle.verify(lambda i: loss_fn(model(x[i : i + 1]), y[i : i + 1])))
+
+        At any time, also after training and after `detach`. Random numbers, buffers and `.grad` stay as they are.
 
         Args:
             loss_of: the loss of one example alone, by its number in the dataset, from the attached model.
             examples: how many to look at, drawn from those that have a sketch.
             seed: of the draw.
+            training: leave modules in the mode they are in; by default they are in evaluation mode meanwhile.
         """
         table = self.table
         if table is None:
             raise ValueError("this order keeps no sketches of examples: there is nothing to compare")
-        subset = self.session.subset_of_table
-        with self.session.paused(), self.session.planner.reading():
-            return verify(self.sketcher, table, loss_of, examples, seed, subset.numbers_of)
+        session = self.session
+        then, now = session.sketched_at, self.sketcher.weights()
+        with session.paused() if session.is_attached else nullcontext(), session.planner.reading():
+            return verify(
+                self.sketcher,
+                table,
+                loss_of,
+                examples,
+                seed,
+                session.subset_of_table.numbers_of,
+                same_weights=then is not None and torch.equal(then.to(now.device), now),
+                training=training,
+            )
 
     # State and numbers
 

@@ -25,6 +25,21 @@ EARLY_SIZE = 1 << 23
 """Numbers in a table from which that pays: below, a solve takes less than a third of a second at the epoch's end."""
 
 
+FORGET = 1 << 24
+"""Examples whose sketches are dropped at a time: no list as long as a huge dataset is ever built."""
+
+
+def drop_unknown(rule: OrderingRule) -> bool:
+    """Whether a rule's sketches do not know their own examples; if so it forgets them, and its orders are random."""
+    table = rule.table
+    if table is None or not table.own.at_chance:
+        return False
+    if table.share_seen:
+        for start in range(0, len(table), FORGET):
+            rule.forget(np.arange(start, min(start + FORGET, len(table)), dtype=np.int64))
+    return True
+
+
 def late_share(numbers: int) -> float:
     """The share of an epoch beside which a table of so many numbers is solved, from the second sketched epoch on."""
     return LATE if numbers >= EARLY_SIZE else 0.0
@@ -40,6 +55,8 @@ class Planner(Protocol):
     """The ordering rule. Of many workers the leader's is fed, and the others' only gives the first order."""
     sees_all: bool
     """Whether the sketches of all workers meet here, and with them the state that a restart needs."""
+    gave_up: bool
+    """Sketches do not know their own examples (`herding.own_check`): they were dropped, and no more are wanted."""
 
     def first(self) -> Plan:
         """The order of the first epoch."""
@@ -104,6 +121,7 @@ class LocalPlanner:
 
     def __init__(self, rule: OrderingRule, partition: Partition) -> None:
         self.rule, self.partition = rule, partition
+        self.gave_up = False
         self._closed = False  # rule.order is the next epoch's already
         self._late: list[tuple[IntArray, NDArray[np.float32]]] = []
         self._solving: Future[Solution | None] | None = None
@@ -139,9 +157,17 @@ class LocalPlanner:
 
     def finish(self, epoch: Epoch, *, may_go_on: bool = False) -> None:
         """Nobody waits for this worker."""
+        self._give_up_unknown()
+
+    def _give_up_unknown(self) -> None:
+        table = self.rule.table
+        if table is not None and table.own.at_chance:
+            self._settle()
+            self.gave_up = drop_unknown(self.rule)
 
     def next(self, epoch: Epoch) -> Plan:
         self._settle()
+        self._give_up_unknown()
         if not self._closed:
             self.rule.next_order()
         self._closed = False
@@ -166,7 +192,7 @@ class LocalPlanner:
         self._settle()
         order, same = (None, True) if is_lazy(state) else resumed_order(state, self.partition)
         self.rule.load_state_dict(state["rule"])
-        self._closed = state["closed"]
+        self._closed, self.gave_up = state["closed"], state.get("gave_up", False)
         return self._plan(self.rule.order if order is None else order), same
 
     def metrics(self) -> dict[str, float]:
@@ -178,6 +204,7 @@ class LocalPlanner:
     def close(self, epoch: Epoch | None) -> None:
         if epoch is not None:  # a finalizer must not wait for a solve, whose thread ends by itself
             self._settle()
+            self._give_up_unknown()
         self.rule.close()
 
     def _settle(self) -> None:

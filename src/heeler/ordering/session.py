@@ -29,7 +29,7 @@ from heeler.ordering.distributed.ranks import agree
 from heeler.ordering.epoch import Epoch, Plan
 from heeler.ordering.iterations import Iterations
 from heeler.ordering.loader_probe import is_endless
-from heeler.ordering.planner import Planner
+from heeler.ordering.planner import FORGET, Planner
 from heeler.ordering.progress import Ids, Progress
 from heeler.ordering.refresh import is_due
 from heeler.ordering.setup import Links, Setup, default_dim, make_planner
@@ -39,8 +39,15 @@ from heeler.ordering.training import Training
 
 ENOUGH_TRAINED = 0.9
 """The share of an epoch that must have been trained on for its sketches to last."""
-FORGET = 1 << 24
-"""Examples whose sketches are dropped at a time: no list as long as a huge dataset is ever built."""
+GAVE_UP = (
+    "new sketches are nearer to the old ones of their own examples than to other examples' in only %.1f%% of %d "
+    "comparisons, as by chance (50%%): no order can help. Either sketches are stored under wrong examples (a collate "
+    "function or a loop that reorders, drops or mixes rows), or the dataset changes between epochs, random transforms "
+    "are so strong that nothing of an example persists, or the weights change too fast. The sketches are dropped, and "
+    "training goes on in random order, without taking any. handle.verify tells the causes apart; a new Sampler starts "
+    "again"
+)
+"""Said when sketches do not know their own examples: see `heeler.herding.own_check`."""
 FAST_FORWARD = 1000
 """Epochs that `set_epoch` skips one by one; a number further off is taken as a name, not as a distance."""
 
@@ -59,9 +66,11 @@ class Session:
         self.ids: Ids | None = None
         """Tells the indices of a batch's examples, where the user knows better than the loader."""
         self._source: SketchSource | None = None
+        self.sketched_at: Tensor | None = None
+        """The weights as the newest sketched epoch began: see `SketchSource.weights`."""
         self._sketches_began = 0
         self._full_length = len(self.epoch.order)
-        self._told = False
+        self._told, self._gave_up, self._misfiled = False, False, 0  # the first two: it was said
         self._resumed = False  # and nothing was read since
         self._ended_before = False  # the loaded state's epoch was over
         self._asked_epoch: int | None = None
@@ -102,7 +111,7 @@ class Session:
     @property
     def takes_sketches(self) -> bool:
         """Whether sketches are taken in the current epoch."""
-        if not self.rule.needs_vectors:
+        if not self.rule.needs_vectors or self.planner.gave_up:
             return False
         return not self.rule.keeps_table or is_due(self.epoch.number - self._sketches_began + 1, self.setup.refresh)
 
@@ -154,6 +163,7 @@ class Session:
             if self.is_attached:
                 self.drain(wait=True)
                 self.iterations.note()
+                self.judge_if_over()
         finally:
             self._source = None
             self.iterations.training.detach()
@@ -362,6 +372,8 @@ class Session:
         self.iterations.handed_out(progress)
         if progress.batches <= 1 and progress.epoch is self.epoch and self._source is not None:
             self._source.sketching = self.takes_sketches  # not before: a loader draws ahead of the epoch's end
+            if self.takes_sketches:
+                self.sketched_at = self._source.weights()
 
     def iteration_ended(self, progress: Progress) -> None:
         """If it has trained, the other workers need not wait for the loop's next iteration."""
@@ -370,6 +382,7 @@ class Session:
             self.iterations.note()
             if progress.done:
                 self._settle()
+                self._judge(progress)
                 self.planner.finish(self.epoch)
 
     def iteration_left(self, progress: Progress) -> None:
@@ -379,24 +392,55 @@ class Session:
             self._finish_if_over()
 
     def _finish_if_over(self) -> None:
-        if self.iterations.is_over(self.epoch):
-            self._settle()
+        if self.judge_if_over():
             self.planner.finish(self.epoch, may_go_on=not self.progress.over)
+
+    def judge_if_over(self) -> bool:
+        """Whether the epoch has come to its end; if so, nothing of it is left to decide."""
+        over = self.iterations.is_over(self.epoch)
+        if over:
+            self._settle()
+            self._judge(self.progress)
+        return over
+
+    def _judge(self, progress: Progress) -> None:
+        """An epoch has come to its end: drop rows that may be other examples', and say if few have a sketch."""
+        doubtful = self.attribution.misfiled(progress)
+        if progress.finished:
+            self._tell(progress)
+        if doubtful.size > self._misfiled:
+            self._misfiled = doubtful.size
+            rows = self.setup.subset.rows_of(doubtful)
+            self.planner.forget(rows[rows >= 0])
+        self._tell_if_unknown()
 
     def _advance(self) -> None:
         """Make the next epoch."""
         progress = self.progress
-        misfiled = self.attribution.misfiled(progress)
+        self._judge(progress)
         self._tell(progress)
         done = min(progress.trained, self.attribution.filed + progress.start)
         if self.takes_sketches and progress.ended and done < ENOUGH_TRAINED * len(self.epoch.order):
             self._sketches_began += 1  # an epoch that was cut short has left examples without a sketch: one more
-        if misfiled.size:
+        if self._misfiled:
             self._sketches_began = self.epoch.number + 1  # start again
-            rows = self.setup.subset.rows_of(misfiled)
-            self.planner.forget(rows[rows >= 0])
-        self.epoch = self._epoch(self.epoch.number + 1, self.planner.next(self.epoch))
+        self._turn_to(self._epoch(self.epoch.number + 1, self._next_plan(self.epoch)))
+
+    def _turn_to(self, epoch: Epoch) -> None:
+        self.epoch, self._misfiled = epoch, 0
         self.attribution.begin_epoch()
+
+    def _next_plan(self, epoch: Epoch) -> Plan:
+        plan = self.planner.next(epoch)
+        self._tell_if_unknown()
+        return plan
+
+    def _tell_if_unknown(self) -> None:
+        """Say, once, that sketches do not know their own examples, where all of them meet."""
+        table = self.rule.table
+        if not self._gave_up and table is not None and self.planner.sees_all and table.own.at_chance:
+            self._gave_up = True
+            warn(GAVE_UP, 100 * table.own.share.value, table.own.share.comparisons)
 
     def _tell(self, progress: Progress) -> None:
         """After the first sketched epoch: say if it left few examples with a sketch."""
@@ -415,11 +459,10 @@ class Session:
         plan = self.epoch.plan
         if self.epoch.number < number <= self.epoch.number + FAST_FORWARD:
             for skipped in range(self.epoch.number, number):
-                plan = self.planner.next(replace(self.epoch, number=skipped, plan=plan))
+                plan = self._next_plan(replace(self.epoch, number=skipped, plan=plan))
         number = max(number, self.epoch.number)
-        self.epoch = self._epoch(number, plan)
+        self._turn_to(self._epoch(number, plan))
         self._sketches_began = number  # whatever there is, it is not of the epochs before this one
-        self.attribution.begin_epoch()
 
     # State and metrics
 
@@ -436,13 +479,14 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """All state as a copy, arrays of NumPy."""
         self._settle()
-        over = self.progress.over and self.iterations.is_over(self.epoch)
+        over = self.progress.over and self.judge_if_over()
         return {
             "epoch": self.epoch.number,
             "trained": self._position(),
             "over": over or self._ended_before,
             "examples": self.setup.examples,
-            "sketches_began": self._sketches_began,
+            "sketches_began": self.epoch.number + 1 if self._misfiled else self._sketches_began,
+            "gave_up": self.planner.gave_up,
             **subset_state(self.links.subset, self.setup.subset, self.links.shard_sizes is None),
             **self.planner.state_dict(self.epoch),
         }
@@ -459,6 +503,7 @@ class Session:
         plan, same_workers = self.planner.load_state_dict(state)
         self._pop()  # whatever was under way belongs to another run
         self.attribution = Attribution()
+        self._misfiled, self._gave_up = 0, self.planner.gave_up
         self._sketches_began = state["sketches_began"]
         self._resume(state["epoch"], plan, self._own_position(state, plan) if same_workers else 0, over=state["over"])
 
@@ -501,6 +546,9 @@ class Session:
             numbers["examples_with_sketch"] = self.rule.table.share_seen
             if self.rule.table.agreement is not None:
                 numbers["sketch_agreement"] = self.rule.table.agreement
+            own = self.rule.table.own.share
+            if own.comparisons:
+                numbers["sketch_knows_its_own"], numbers["sketches_compared"] = own.value, own.comparisons
         if self.setup.strata is not None:
             numbers["strata"] = float(len(self.setup.strata.names))
         solution = self.rule.last_solution

@@ -25,5 +25,8 @@ class SketchSource(Protocol):
     def weights_version(self) -> int:
         """Changes with every step of an optimizer."""
 
+    def weights(self) -> Tensor:
+        """(P,) a number for each parameter, which is another one if its values are others."""
+
     def pop_passes(self) -> list[tuple[Any, Tensor]]:
         """All passes finished since the last pop, in forward order: the stamp, and the sketches (B_i, K)."""

@@ -93,9 +93,9 @@ def check_state(state: dict[str, Any], examples: int) -> None:
     """
     if "rule" not in state:
         raise StateError("this state is not the leader's: load what rank 0 saved, on every rank")
-    for name, kind in {**_FIELDS, **_LEADERS_FIELDS}.items():
+    for name, kind in {**_FIELDS, **_OPTIONAL_FIELDS}.items():
         if name not in state:
-            if name in _LEADERS_FIELDS:
+            if name in _OPTIONAL_FIELDS:
                 continue
             raise StateError(f"it lacks {name!r}")
         value = state[name]
@@ -174,5 +174,11 @@ _FIELDS: dict[str, Any] = {
     "drop_last": bool,
 }
 """What every state of a session holds."""
-_LEADERS_FIELDS: dict[str, Any] = {"first_epoch": bool, "stash": dict, "positions": list, "shard_sizes": list}
-"""What the state of several workers holds too."""
+_OPTIONAL_FIELDS: dict[str, Any] = {
+    "first_epoch": bool,
+    "stash": dict,
+    "positions": list,
+    "shard_sizes": list,
+    "gave_up": bool,
+}
+"""What the state of several workers, or of later versions, holds too."""

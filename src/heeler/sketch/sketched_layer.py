@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from heeler.notices import warn
+from heeler.notices import logger, warn
 from heeler.sketch.examples import RowLayout
 from heeler.sketch.matrices import AnyMatrix, AnyVector
 
@@ -60,7 +60,16 @@ class SketchedLayer:
 
     def fail(self, error: Exception) -> None:
         """A rule's error costs the sketch this layer, never the training run its step."""
-        self.leave_out(f"its rule failed: {error!r}")
+        kind, name = type(self.module).__name__, self.name or "the model"
+        logger.debug("the rule for %s (%s) failed", name, kind, exc_info=error)
+        if not self.broken:
+            warn(
+                "left out of the sketches: %s; the rule for %s failed on it. Training goes on, and the other layers "
+                "are sketched. print(handle.coverage) says how it failed; docs/layer-rules.md says how to write a rule",
+                name,
+                kind,
+            )
+        self.miss(f"its rule failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}", broken=True)
 
     def now(self) -> dict[str, nn.Parameter]:
         """Its parameters as they are now: others of the same shape may have taken their places for good.

@@ -167,13 +167,23 @@ class Sketcher:
         total = torch.zeros(self.dim, device=self._recorder.device)
         for (_, layer, local), gradient in zip(found.values(), gradients, strict=True):
             if gradient is not None:
-                total += layer.sketch_gradient(local, gradient)
+                total += layer.sketch_gradient(local, gradient.to(total.device))
         return total
 
     @property
     def weights_version(self) -> int:
         """Changes with every step of an optimizer."""
         return version(self._survey.parameters.values())
+
+    def weights(self) -> Tensor:
+        """(P,) the length of each parameter: another one if its values are others. Does not wait for the device."""
+        own = [getattr(p, "to_local", lambda p=p: p)().detach() for p in self._survey.parameters.values()]
+        return torch.stack([torch.linalg.vector_norm(p, dtype=torch.float64).to(self._recorder.device) for p in own])
+
+    @property
+    def root(self) -> nn.Module:
+        """The model without what wraps it."""
+        return self._root
 
     @property
     def sketched(self) -> list[str]:

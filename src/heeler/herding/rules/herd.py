@@ -49,7 +49,7 @@ class Herd(TabledRule):
 
     def __init__(self, examples: int, dim: int | None = None, **common: Any) -> None:
         super().__init__(examples, dim, **common)
-        self.table = SketchTable(self.examples, self.dim or 0)
+        self.table = SketchTable(self.examples, self.dim or 0, self.strata)
         self._seed = common.get("seed", 0)
 
     def _first_order(self) -> IntArray:

@@ -29,7 +29,7 @@ class Follower:
     def __init__(self, peers: Transport, rule: OrderingRule, partition: Partition, *, seed: int) -> None:
         self.peers, self.rule, self.partition, self.seed = peers, rule, partition, seed
         self._length = len(self.first().part)
-        self._lost = False
+        self._lost = self.gave_up = False
 
     def first(self) -> Plan:
         return Plan(self.partition.part(np.asarray(self.rule.order)), None)
@@ -37,11 +37,12 @@ class Follower:
     def next(self, epoch: Epoch) -> Plan:
         """The next indices, or the random ones that stand in if the first peer is lost."""
         if not self._lost:
-            part = torch.empty(self._length, dtype=torch.int64)
+            told = torch.empty(self._length + 1, dtype=torch.int64)
             try:
                 self.peers.open()
-                self.peers.receive([part], 0, patience=5.0)  # it may itself wait for other workers
-                return Plan(part.numpy(), None)
+                self.peers.receive([told], 0, patience=5.0)  # it may itself wait for other workers
+                self.gave_up = bool(told[-1])
+                return Plan(told[:-1].numpy(), None)
             except RuntimeError as fault:
                 self._lost = True
                 warn("the next order did not arrive (%s): orders are random from now on", fault)
@@ -49,6 +50,7 @@ class Follower:
 
     def load_state_dict(self, state: dict[str, Any]) -> tuple[Plan, bool]:
         order, same = resumed_order(state, self.partition)
+        self.gave_up = state.get("gave_up", False)
         return Plan(self.partition.part(order), None), same
 
     def state_dict(self, epoch: Epoch) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.distributed.screening import suspicious
-from heeler.ordering.distributed.shared import COMMIT, SharedPlanner, abort, verdict_key
+from heeler.ordering.distributed.shared import COMMIT, SharedPlanner, abort, announced, verdict_key
 from heeler.ordering.distributed.transport import NO_ANSWER, RankFault
 from heeler.ordering.distributed.wire import News, Rows, join
 from heeler.ordering.epoch import Epoch, Plan
+from heeler.ordering.planner import drop_unknown
 from heeler.ordering.state import order_state
 
 
@@ -147,6 +148,7 @@ class Leader(SharedPlanner):
     def _new_part(self, epoch: Epoch) -> IntArray:
         started = time.perf_counter()
         with self._using_rule:
+            gave_up = self.gave_up or drop_unknown(self.rule)
             if not self._closed:  # it is, if the ranks parted after the last solve
                 if self._may_go_on:
                     self._before = self.rule.state_before_close(), join(self._stash or [], self._dim)
@@ -157,10 +159,11 @@ class Leader(SharedPlanner):
             order = np.asarray(self.rule.order)
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()
-        parts = [(rank, torch.from_numpy(self.partition.part(order, rank))) for rank in self._others()]
+        told = [(rank, announced(self.partition.part(order, rank), gave_up)) for rank in self._others()]
+        parts = [(rank, torch.from_numpy(each)) for rank, each in told]
         self.transport.send_each([(rank, [part.to(self._wire.number)]) for rank, part in parts])
         self._times["exchange_seconds"] += time.perf_counter() - started
-        return self.partition.part(order)
+        return announced(self.partition.part(order), gave_up)
 
     def _verdict(self, number: int, stage: int) -> str:
         started, notices, timeout = time.monotonic(), self.transport.notices, self.transport.timeout

@@ -34,7 +34,7 @@ class Member(SharedPlanner):
         self._wire.send(news, trained)
 
     def _new_part(self, epoch: Epoch) -> IntArray:
-        part = torch.empty(self._length, dtype=self._wire.number)
+        part = torch.empty(self._length + 1, dtype=self._wire.number)
         self.transport.receive([part], 0, patience=2.0)  # the leader may itself wait for another rank
         return part.numpy().astype(np.int64)
 

@@ -86,6 +86,7 @@ class SharedPlanner(ABC):
         self._length = len(self.first().part)  # of a full epoch; after an elastic restart the first one is shorter
         self.fault: RankFault | None = None
         """Why these ranks exchange nothing for now; orders are random until they have formed again."""
+        self.gave_up = False
         self._seed, self._peers, self._dim = seed, peers, dim
         self._closed = False  # rule.order is the next epoch's already
         self._all_closed = False  # and on every rank, since a state was loaded
@@ -123,7 +124,7 @@ class SharedPlanner(ABC):
 
     @abstractmethod
     def _new_part(self, epoch: Epoch) -> IntArray:
-        """This rank's part of the order after `epoch`, which is not known to all yet. In the thread."""
+        """This rank's part of the order after `epoch`, `announced`, which is not known to all yet. In the thread."""
 
     @abstractmethod
     def _verdict(self, number: int, stage: int) -> str:
@@ -196,7 +197,7 @@ class SharedPlanner(ABC):
             self.transport.notices.decide_later(verdict_key(number + 1), abort(self.fault))
         assert plan is not None
         if self._peers is not None:
-            part = torch.from_numpy(np.array(plan.part, np.int64))
+            part = torch.from_numpy(announced(np.asarray(plan.part), self.gave_up))
             self._peers.tell_each(part, range(1, self._peers.size))  # one that lags takes it when it gets there
         self._late, self._waiting = [*self._late, *self._waiting], []
         self._closed = self._all_closed = self._first_epoch = self._may_go_on = False
@@ -276,6 +277,7 @@ class SharedPlanner(ABC):
             self.rule.load_state_dict(state["rule"])
             self._closing, self._rounds_begun = None, 0
             self._closed = self._all_closed = state["closed"]
+            self.gave_up = state.get("gave_up", False)
             self._first_epoch = state.get("first_epoch", True)  # a state of a single process does not say
             self._late, self._waiting, self._forgotten = [], [], []
             self._resume(state)
@@ -322,7 +324,8 @@ class SharedPlanner(ABC):
     def _begin_close(self, epoch: Epoch) -> None:
         stage = self._stage(epoch.number) + 1
         # Of a resumed epoch it is known, on every rank.
-        known = self.partition.part(np.asarray(self.rule.order)) if self._all_closed else None
+        order = np.asarray(self.rule.order) if self._all_closed else None
+        known = None if order is None else announced(self.partition.part(order), self.gave_up)
         self._closing = self._in_thread(epoch.number, lambda: self._close(epoch, stage, known))
 
     def _close(self, epoch: Epoch, stage: int, known: IntArray | None) -> IntArray:
@@ -353,8 +356,9 @@ class SharedPlanner(ABC):
             return self._run_out(number)
         return None
 
-    def _planned(self, part: IntArray) -> Plan:
-        return self._plan(part, np.asarray(self.rule.order))
+    def _planned(self, told: IntArray) -> Plan:
+        self.gave_up = bool(told[-1])
+        return self._plan(told[:-1], np.asarray(self.rule.order))
 
     def _run_out(self, number: int) -> Plan | None:
         """The longest wait is over, and the thread has not ended."""
@@ -437,6 +441,11 @@ class SharedPlanner(ABC):
             self.transport.leave()
         self.transport.notices.decide_later(verdict_key(number), abort(self._failed))
         raise self._failed
+
+
+def announced(part: IntArray, gave_up: bool) -> IntArray:
+    """A rank's part of an order, and behind it whether sketches are given up: all ranks stop in the same epoch."""
+    return np.append(part, np.int64(gave_up))
 
 
 def verdict_key(number: int) -> str:
