@@ -21,7 +21,7 @@ WINDOWS = 4
 
 
 class Examples(Dataset[Item]):
-    """Rows of different examples, pairs of equal ones, or rows that differ at their ends only; of one length or many."""
+    """Rows that differ, pairs of equal ones, or rows that differ at their ends only; of one length or many."""
 
     def __init__(self, rng: random.Random, count: int, data: str, *, ragged: bool, has_index: bool) -> None:
         generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
