@@ -68,17 +68,17 @@ class ReadsTogether(Reads):
 
 
 class Fixed(Sampler[int]):
-    """Epochs of given indices, one after the other."""
+    """The same number of given indices in each of the epochs."""
 
-    def __init__(self, indices: list[int], length: int) -> None:
-        self.indices, self.length, self.epoch = indices, length, 0
+    def __init__(self, indices: list[int]) -> None:
+        self.indices, self.epoch = indices, 0
 
     def __len__(self) -> int:
-        return self.length
+        return len(self.indices) // EPOCHS
 
     def __iter__(self) -> Iterator[int]:
-        start, self.epoch = self.epoch * self.length, self.epoch + 1
-        return iter(self.indices[start : start + self.length])
+        start, self.epoch = self.epoch * len(self), self.epoch + 1
+        return iter(self.indices[start : start + len(self)])
 
 
 class Side:
@@ -107,18 +107,25 @@ class Side:
         return self.reads
 
     def loader(
-        self, model: nn.Module, dataset: Any = None, *, attach: Mapping[str, Any] | None = None, **options: Any
+        self,
+        model: nn.Module,
+        dataset: Any = None,
+        *,
+        attach: Mapping[str, Any] | None = None,
+        sampler: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> DataLoader[Any]:
-        """The training loader, in Heeler's order with `model` attached, or in that of `indices`."""
-        self.watch(Points() if dataset is None else dataset)
-        assert self.reads is not None
-        step = options.pop("step", BATCH)
+        """The training loader, in Heeler's order with `model` attached, or in that of `indices`.
+
+        attach, sampler: options of Heeler's. options: the loader's.
+        """
+        data, size = self.watch(Points() if dataset is None else dataset), options.pop("batch_size", BATCH)
         if self.indices is None:
-            sampler: Any = heeler.Sampler(self.reads, batch_size=step, refresh=1)
-            self.handle = heeler.attach(model, sampler, **(attach or {}))
+            order: Any = heeler.Sampler(data, **{"batch_size": size, "refresh": 1, **(sampler or {})})
+            self.handle = heeler.attach(model, order, **(attach or {}))
         else:
-            sampler = Fixed(self.indices, len(self.reads))
-        return DataLoader(self.reads, batch_size=BATCH, sampler=sampler, **options)
+            order = Fixed(self.indices)
+        return DataLoader(data, batch_size=size, sampler=order, **options)
 
     def paused(self) -> AbstractContextManager[None]:
         return nullcontext() if self.handle is None else self.handle.paused()
@@ -213,13 +220,16 @@ def run_side(loop: Callable[[Side], None], indices: list[int] | None) -> tuple[S
     return side, side.snapshot()
 
 
-def compared(loop: Callable[[Side], None]) -> tuple[dict[str, float], list[str]]:
-    """Heeler's metrics, and what differs between the two runs."""
+def compared(loop: Callable[[Side], None], *, part: float = 1.0) -> tuple[dict[str, float], list[str]]:
+    """Heeler's metrics, and what differs between the two runs.
+
+    part: of the examples that this process reads in an epoch.
+    """
     side, ours = run_side(loop, None)
     assert side.reads is not None
-    read, length = side.trained or side.reads.read, len(side.reads)
+    read, length = side.trained or side.reads.read, round(part * len(side.reads))
     epochs = [read[start : start + length] for start in range(0, len(read), length)]
-    if [sorted(epoch) for epoch in epochs] != EPOCHS * [list(range(length))]:
+    if [len(set(epoch)) for epoch in epochs] != EPOCHS * [length]:
         return side.metrics, [f"{len(read)} items were read in {EPOCHS} epochs of {length}, or not each of them once"]
     plain, theirs = run_side(loop, read)
     assert plain.reads is not None

@@ -94,7 +94,7 @@ def adam_with_clipping_a_schedule_and_validation(side: Side) -> None:
 @loop
 def gradient_accumulation(side: Side) -> None:
     model = Net(nn.ReLU(), nn.Dropout(0.2))
-    loader, optimizer = side.loader(model, step=2 * BATCH), sgd(model)
+    loader, optimizer = side.loader(model, sampler={"batch_size": 2 * BATCH}), sgd(model)
     for _ in range(EPOCHS):
         for number, (x, y) in enumerate(loader):
             side.log(backward(F.mse_loss(model(x), y) / 2))
