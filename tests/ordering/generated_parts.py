@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 Item = dict[str, Tensor]
 WINDOWS = 4
@@ -165,6 +165,16 @@ class Sequence(nn.Module):
         return self.last(torch.tanh(self.first(x[:, :, None])).mean(1))[:, 0]
 
 
+class SortsInside(Sequence):
+    """Some batches, and puts its predictions back: the rows of its layers are not where those of its input are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x[0, 0] < 0:
+            return super().forward(x)
+        order = x.sum(1).argsort()
+        return super().forward(x[order])[order.argsort()]
+
+
 # Edits that a loop makes to a batch before the model sees it
 
 
@@ -240,6 +250,36 @@ SAME_NUMBERS = ("nothing", "to double and back")
 """Changes after which a row can be known by its content."""
 SAME_PLACES = ("nothing", "takes a part", "cuts", "repeats rows")
 """Edits after which examples are where they were, or there are other numbers of rows."""
+
+
+# Loaders
+
+
+class _Again:
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self.batches
+
+
+class Endless(DataLoader[Any]):
+    """As timm's MultiEpochsDataLoader: one iterator for all epochs, so that workers live on and read ahead of them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._DataLoader__initialized = False
+        self.once, self.batch_sampler = self.batch_sampler, _Again(self.batch_sampler)
+        self._DataLoader__initialized = True
+        self.batches = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.once)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for _ in range(len(self)):
+            yield next(self.batches)
 
 
 # Look-ahead

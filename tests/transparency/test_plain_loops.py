@@ -189,6 +189,26 @@ def compiled_by_aot_eager(side: Side) -> None:
 
 
 @loop
+def compiled_beside_another(side: Side) -> None:
+    """A second compiled model, which Heeler is not attached to."""
+    torch.compiler.reset()
+    other = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    net = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+    model: Any = torch.compile(net, backend="aot_eager")
+    teacher: Any = torch.compile(other, backend="aot_eager")
+    second = sgd(other)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        second.zero_grad()
+        side.log(backward(F.mse_loss(teacher(x), y)))
+        second.step()
+        return backward(F.mse_loss(model(x), teacher(x).detach()))
+
+    train(side, model, step)
+    side.keep(model=net, other=other, second=second)
+
+
+@loop
 def ema(side: Side) -> None:
     model = Net(nn.BatchNorm1d(8), nn.Tanh())
     average = torch.optim.swa_utils.AveragedModel(
@@ -414,6 +434,60 @@ def evaluation_in_a_thread(side: Side) -> None:
 
     train(side, model, step)
     side.keep(other=other)
+
+
+@loop
+def another_model_trained_in_a_thread(side: Side) -> None:
+    """At the same time, as in a search for hyperparameters."""
+    model, other, data = Net(), Net(nn.BatchNorm1d(8), nn.Tanh()), Points()
+
+    def train_other() -> None:
+        optimizer = sgd(other)
+        for _ in range(40):
+            optimizer.zero_grad()
+            F.mse_loss(other.layers(data.x), data.y).backward()
+            optimizer.step()
+
+    thread = threading.Thread(target=train_other)
+    thread.start()
+    train(side, model, lambda x, y: backward(F.mse_loss(model(x), y)))
+    thread.join()
+    side.keep(other=other)
+
+
+@loop
+def state_and_metrics_at_any_time(side: Side) -> None:
+    """Asked for before, between and after a forward and its backward."""
+    model = Net(nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2))
+
+    def ask() -> None:
+        if side.handle is not None:
+            assert side.handle.state_dict()
+            assert side.handle.metrics()
+            assert str(side.handle.coverage)
+            assert side.handle.table is not None
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        ask()
+        loss = F.mse_loss(model(x), y)
+        ask()
+        loss.backward()
+        ask()
+        return loss
+
+    train(side, model, step)
+
+
+@loop
+def detached_in_the_middle(side: Side) -> None:
+    model = Net(nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2))
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        if side.handle is not None and len(side.logged) == 9:
+            side.handle.detach()
+        return backward(F.mse_loss(model(x), y))
+
+    train(side, model, step)
 
 
 class Failing(Net):

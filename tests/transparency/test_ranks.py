@@ -106,5 +106,7 @@ def test_ranks(name: str) -> None:
     assert EXAMPLES % 2 == 0
     for rank, (metrics, found) in enumerate(run_ranks(2, both_sides, name, timeout=30.0)):
         assert not found, f"rank {rank}:\n" + "\n".join(found[:20])
-        if "collective" not in name:  # whose rows they are may not be known without a forward of all ranks
+        if (
+            rank == 0 and "collective" not in name
+        ):  # which may leave it open whose rows they are; the first rank has all
             assert metrics["examples_with_sketch"] > 0
