@@ -173,25 +173,27 @@ def frozen(part: Any) -> Any:
     return part
 
 
-def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """Where two snapshots are not the same, bit for bit."""
+def differences(ours: Any, theirs: Any, path: str = "", *, rounding: float = 0.0) -> list[str]:
+    """Where two snapshots are not the same, bit for bit, or within `rounding` in tensors."""
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         alike = ours.dtype == theirs.dtype and ours.shape == theirs.shape
         if alike and _bits(ours) == _bits(theirs):
             return []
         apart = float((ours.double() - theirs.double()).abs().max()) if alike and ours.numel() else float("nan")
+        if ours.is_floating_point() and apart <= rounding:
+            return []
         return [f"{path}: tensors of {list(ours.shape)} and {list(theirs.shape)} differ by up to {apart:.3g}"]
     if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
         return [] if ours.tobytes() == theirs.tobytes() and ours.dtype == theirs.dtype else [f"{path}: arrays differ"]
     if isinstance(ours, dict) and isinstance(theirs, dict):
         found = [f"{path}: keys differ: {set(ours) ^ set(theirs)}"] if set(ours) != set(theirs) else []
         for key in ours.keys() & theirs.keys():
-            found += differences(ours[key], theirs[key], f"{path}/{key}")
+            found += differences(ours[key], theirs[key], f"{path}/{key}", rounding=rounding)
         return sorted(found)
     if isinstance(ours, (list, tuple)) and isinstance(theirs, (list, tuple)):
         found = [] if len(ours) == len(theirs) else [f"{path}: {len(ours)} entries, without Heeler {len(theirs)}"]
         for number, pair in enumerate(zip(ours, theirs, strict=False)):
-            found += differences(*pair, f"{path}/{number}")
+            found += differences(*pair, f"{path}/{number}", rounding=rounding)
         return found
     return [] if repr(ours) == repr(theirs) else [f"{path}: {ours!r}, without Heeler {theirs!r}"]
 
@@ -220,7 +222,9 @@ def run_side(loop: Callable[[Side], None], indices: list[int] | None) -> tuple[S
     return side, side.snapshot()
 
 
-def compared(loop: Callable[[Side], None], *, part: float = 1.0) -> tuple[dict[str, float], list[str]]:
+def compared(
+    loop: Callable[[Side], None], *, part: float = 1.0, rounding: float = 0.0
+) -> tuple[dict[str, float], list[str]]:
     """Heeler's metrics, and what differs between the two runs.
 
     part: of the examples that this process reads in an epoch.
@@ -234,12 +238,12 @@ def compared(loop: Callable[[Side], None], *, part: float = 1.0) -> tuple[dict[s
     plain, theirs = run_side(loop, read)
     assert plain.reads is not None
     assert (plain.trained or plain.reads.read) == read
-    return side.metrics, differences(ours, theirs)
+    return side.metrics, differences(ours, theirs, rounding=rounding)
 
 
-def check_same(loop: Callable[[Side], None], *, sketches: bool = True) -> None:
+def check_same(loop: Callable[[Side], None], *, sketches: bool = True, rounding: float = 0.0) -> None:
     """Heeler saw this loop (unless it has no `sketches` to give) and changed nothing."""
-    metrics, found = compared(loop)
+    metrics, found = compared(loop, rounding=rounding)
     assert not found, "\n".join(found[:20])
     if sketches:
         assert metrics["examples_with_sketch"] > 0, "nothing was sketched, so nothing was tried"
