@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -23,13 +23,17 @@ import torch
 import heeler
 from tests.ordering.generated_loop import Draw, Loop, draw
 
+LOOKED_AT = 8
+"""Wrong rows of a loop that are compared with other examples' gradients, at most: it takes long."""
+
 
 @dataclass
 class Outcome:
     draw: Draw
     trained: int
     stored: int
-    wrong: list[int]
+    wrong: dict[int, str]
+    """The numbers of the examples whose rows are wrong, and what is stored there."""
     ignored: int
     said: list[str] = field(default_factory=list)
     covered: float = 1.0
@@ -42,9 +46,9 @@ class Outcome:
         if self.error:
             return f"training was broken: {self.error}"
         if self.wrong:
-            return (
-                f"{len(self.wrong)} of {self.stored} stored rows are wrong ({self.ignored} ignored, said: {self.said})"
-            )
+            kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(self.wrong.values()).items())
+            found = f"{len(self.wrong)} of {self.stored} stored rows are wrong: {kinds}"
+            return f"{found} ({self.ignored} ignored, said: {self.said})"
         if self.covered < 1 and not self.said:
             return f"only {self.covered:.0%} of the parameters are covered, and nothing was said"
         if self.stored < self.trained and not (self.ignored or self.said):
@@ -80,9 +84,11 @@ def outcome_of(given: Draw) -> Outcome:
             rows, seen, covered = loop.stored()
         except Exception as error:
             loop.handle.detach()
-            return Outcome(given, 0, 0, [], 0, error=f"{type(error).__name__}: {error}")
+            return Outcome(given, 0, 0, {}, 0, error=f"{type(error).__name__}: {error}")
     numbers = np.flatnonzero(seen).tolist()
-    wrong = [number for number in numbers if not loop.truth.knows(number, rows[number], covered)]
+    doubtful = [number for number in numbers if not loop.truth.knows(number, rows[number], covered)]
+    wrong = {number: loop.truth.likeness(number, rows[number], covered) for number in doubtful[:LOOKED_AT]}
+    wrong |= dict.fromkeys(doubtful[LOOKED_AT:], "not looked at")
     short = [message[:160] for message in dict.fromkeys(said)]
     ignored = loop.handle.ignored_passes
     return Outcome(given, len(loop.truth.steps), len(numbers), wrong, ignored, short, covered=float(covered.mean()))

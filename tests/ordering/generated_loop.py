@@ -180,11 +180,24 @@ class Truth:
 
         covered: (K,) what of a row is said to be there.
         """
-        for parts in reversed(self.steps[number]):
-            true = self.gradient(parts)[covered]
-            if np.linalg.norm(row[covered] - true) <= TOLERANCE * np.linalg.norm(true) + 1e-3:
-                return True
-        return False
+        return any(_near(row[covered], self.gradient(parts)[covered]) for parts in reversed(self.steps[number]))
+
+    def likeness(self, number: int, row: np.ndarray, covered: np.ndarray) -> str:
+        """What a wrong row is: a hint at the cause."""
+        for parts in self.steps[number]:
+            each = [self.gradient([part])[covered] for part in parts]
+            for count in range(1, len(each)):
+                if any(_near(row[covered], sum(some)) for some in itertools.combinations(each, count)):
+                    return "some of a step's passes"
+        for one, other in itertools.combinations(self.steps[number], 2):
+            if _near(row[covered], self.gradient(one + other)[covered]):
+                return "the sum of two steps"
+        others = [other for other in self.steps if other != number]
+        return "another example's" if any(self.knows(other, row, covered) for other in others) else "of no example"
+
+
+def _near(row: np.ndarray, true: Any) -> bool:
+    return bool(np.linalg.norm(row - true) <= TOLERANCE * np.linalg.norm(true) + 1e-3)
 
 
 # The loop

@@ -547,12 +547,12 @@ class Cube(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         CALLS["forward of a function"] += 1
         ctx.save_for_backward(x)
-        return x**3
+        return x + x**3 / 10
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         CALLS["backward of a function"] += 1
-        return 3 * ctx.saved_tensors[0] ** 2 * gradient
+        return (1 + 0.3 * ctx.saved_tensors[0] ** 2) * gradient
 
 
 class Cubic(nn.Module):
