@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
+import torch
 from lightning import Fabric
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -54,7 +55,8 @@ class HeelerCallback(Callback):
             # Lightning says so of every loader without a state of its own.
             warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
         assert trainer.fit_loop._data_fetcher is not None
-        iter(trainer.fit_loop._data_fetcher)  # the iterator that is there has drawn from the old sampler
+        with torch.random.fork_rng(devices=[]):  # the iterator that is there, of the old sampler, has drawn its seed
+            iter(trainer.fit_loop._data_fetcher)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.handle is not None

@@ -118,7 +118,10 @@ class LayerHook(ModelHook):
             return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         call = Call(args, kwargs, output, slot.examples)
         natural = layer.rule.natural_layout
-        guess = natural or slot.examples.likely_layout(call.input.shape)
+        try:
+            guess = natural or slot.examples.likely_layout(call.input.shape)
+        except NoBatchDimension:  # a PackedSequence
+            return self._tap(slot, call)
         rows.guess(layer, lambda: layer.layout == guess)
         return self._tap(slot, call if natural else Call(args, kwargs, output, slot.examples.under(guess)))
 

@@ -48,6 +48,17 @@ class _Ref:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A named tuple of tensors, as long as it holds references to them."""
+
+    kind: type
+    items: list[Any]
+
+
+_CONTAINERS = (dict, list, tuple, _Named)
+
+
 @dataclass(slots=True)
 class _Operation:
     function: Any
@@ -334,14 +345,17 @@ def _mapped(tree: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any
     if type(tree) in (tuple, list):
         return type(tree)([_mapped(item, change, kind) for item in tree])
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # PackedSequence
-        return type(tree)(*[_mapped(item, change, kind) for item in tree])
+        return _Named(type(tree), [_mapped(item, change, kind) for item in tree])
+    if isinstance(tree, _Named):
+        return tree.kind(*[_mapped(item, change, kind) for item in tree.items])
     return tree
 
 
 def _leaves(tree: Any, kind: type) -> list[Any]:
-    found: list[Any] = []
-    _mapped(tree, found.append, kind)
-    return found
+    if isinstance(tree, kind):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree.items if isinstance(tree, _Named) else tree
+    return [leaf for part in parts for leaf in _leaves(part, kind)] if isinstance(tree, _CONTAINERS) else []
 
 
 def _tensors(tree: Any) -> list[Tensor]:
