@@ -10,6 +10,7 @@ that agree otherwise.
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from heeler.herding.validate import IntArray
-from heeler.ordering.collate_parts import Block, leaves_of, numbers_at, shape_of, targets_of, to_type
+from heeler.ordering.collate_parts import Block, Shape, leaves_of, numbers_at, shape_of, targets_of, to_type
 
 PLACES = 32
 """Numbers of an item that are compared, at most."""
@@ -33,6 +34,7 @@ MARGIN = 0.2
 KNOWN, SILENT, DISAGREE = "known", "silent", "disagree"
 
 Matrix = NDArray[np.bool_]
+Index = tuple[Any, ...]
 
 
 class Proof(NamedTuple):
@@ -71,7 +73,7 @@ def _proof(leaves: list[dict[Any, Any]], count: int, batch: Any) -> Proof:
     return proof
 
 
-def _proof_by(targets: list[Block], slots: list[list[Any]], count: int) -> Proof:
+def _proof_by(targets: list[Block], slots: list[Slot], count: int) -> Proof:
     found = [(target, *_matched(target, slots, count)) for target in targets]
     strong = [(target, matrix) for target, matrix, is_strong in found if matrix is not None and is_strong]
     if not strong:
@@ -91,15 +93,41 @@ def _proof_by(targets: list[Block], slots: list[list[Any]], count: int) -> Proof
     return Proof(count, None, SILENT if in_order else DISAGREE)
 
 
-def _slots(leaves: list[dict[Any, Any]]) -> list[list[Any]]:
+class Slot:
+    """The same part of all items."""
+
+    def __init__(self, leaves: list[Any]) -> None:
+        self.leaves = leaves
+        self.words = any(isinstance(leaf, (str, bytes)) for leaf in leaves)
+        self.by_shape: dict[Shape, IntArray] = {}
+        """Which items have it in which shape."""
+        if not self.words:
+            shapes = [shape_of(leaf) for leaf in leaves]
+            groups: dict[Shape, list[int]] = defaultdict(list)
+            for i, shape in enumerate(shapes):
+                groups[shape].append(i)
+            self.by_shape = {shape: np.array(members) for shape, members in groups.items()}
+        self.size = max((math.prod(shape) for shape in self.by_shape), default=0)
+        """Of the largest."""
+
+
+def _slots(leaves: list[dict[Any, Any]]) -> list[Slot]:
     """The parts that all items have, each as a list with an entry per item; and the lengths of those that vary."""
     common = [path for path in leaves[0] if all(path in each for each in leaves)]
-    slots = [[each[path] for each in leaves] for path in common]
-    lengths = {tuple(shape[0] for shape in shapes) for slot in slots if all(shapes := [shape_of(x) for x in slot])}
-    return slots + [list(each) for each in lengths if len(set(each)) > 1]
+    slots = [Slot([each[path] for each in leaves]) for path in common]
+    lengths = {tuple(_lengths(slot).tolist()) for slot in slots if len(slot.by_shape) > 1 and () not in slot.by_shape}
+    return slots + [Slot(list(each)) for each in lengths]
 
 
-def _matched(target: Block, slots: list[list[Any]], count: int) -> tuple[Matrix | None, bool]:
+def _lengths(slot: Slot) -> IntArray:
+    """(n,) of every item's part."""
+    found = np.empty(len(slot.leaves), np.int64)
+    for shape, members in slot.by_shape.items():
+        found[members] = shape[0]
+    return found
+
+
+def _matched(target: Block, slots: list[Slot], count: int) -> tuple[Matrix | None, bool]:
     """(R, n) which items each row may be of by this tensor, None if it says nothing; and whether that is much."""
     weak: list[Matrix] = []
     strong: list[Matrix] = []
@@ -114,40 +142,31 @@ def _matched(target: Block, slots: list[list[Any]], count: int) -> tuple[Matrix 
     return functools.reduce(np.logical_or, found), bool(strong)
 
 
-def _compared(target: Block, slot: list[Any], count: int) -> tuple[Matrix | None, bool]:
+def _compared(target: Block, slot: Slot, count: int) -> tuple[Matrix | None, bool]:
     """(R, n) which rows are which items' part, None if some row is nobody's; and whether that is a single number."""
-    if target.words is not None or isinstance(slot[0], (str, bytes)):
-        if target.words is None or not all(isinstance(x, (str, bytes)) for x in slot):
+    if target.words is not None or slot.words:
+        if target.words is None or not slot.words:
             return None, False
-        matrix = np.array([[word == x for x in slot] for word in target.words])
+        matrix = np.array([[word == x for x in slot.leaves] for word in target.words])
         return (matrix if matrix.any(1).all() else None), False
-    groups = _by_shape(slot)
-    for pad_left, cut_left in _alignments(target, groups):
+    for pad_left, cut_left in _alignments(target, slot):
         matrix = np.zeros((target.rows, count), bool)
-        for shape, members in groups.items():
-            _mark(target, slot, shape, np.array(members), matrix, pad_left, cut_left)
+        for shape, members in slot.by_shape.items():
+            _mark(target, slot, shape, members, matrix, pad_left, cut_left)
         if not matrix.any(1).all():
             continue
         unclear = matrix.sum(1) > 1
-        if unclear.any():
+        if slot.size > PLACES and unclear.any():
             several, matrix[unclear] = matrix[unclear].any(0), False
-            for shape, members in groups.items():
-                few = np.array([i for i in members if several[i]], np.int64)
-                _mark(target, slot, shape, few, matrix, pad_left, cut_left, everywhere=unclear)
+            for shape, members in slot.by_shape.items():
+                _mark(target, slot, shape, members[several[members]], matrix, pad_left, cut_left, everywhere=unclear)
             if not matrix.any(1).all():
                 continue
-        single = max(int(np.prod(shape)) for shape in groups) < 2
+        single = slot.size < 2
         if single and not _is_injective(matrix):
             return None, True
         return matrix, single
     return None, False
-
-
-def _by_shape(slot: list[Any]) -> dict[tuple[int, ...], list[int]]:
-    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for i, leaf in enumerate(slot):
-        groups[shape_of(leaf)].append(i)
-    return groups
 
 
 def _is_injective(matrix: Matrix) -> bool:
@@ -156,10 +175,10 @@ def _is_injective(matrix: Matrix) -> bool:
     return all(times <= int(np.frombuffer(key, bool).sum()) for key, times in rows.items())
 
 
-def _alignments(target: Block, groups: dict[tuple[int, ...], list[int]]) -> list[tuple[bool, bool]]:
+def _alignments(target: Block, slot: Slot) -> list[tuple[bool, bool]]:
     """On which sides rows may be padded and items cut off, as far as it makes a difference: the usual one first."""
     pads = cuts = False
-    for shape in groups:
+    for shape in slot.by_shape:
         for row_shape in target.shapes:
             if len(shape) == len(row_shape):
                 pads = pads or any(s < r for s, r in zip(shape, row_shape, strict=True))
@@ -169,8 +188,8 @@ def _alignments(target: Block, groups: dict[tuple[int, ...], list[int]]) -> list
 
 def _mark(
     target: Block,
-    slot: list[Any],
-    shape: tuple[int, ...],
+    slot: Slot,
+    shape: Shape,
     members: IntArray,
     matrix: Matrix,
     pad_left: bool,
@@ -190,52 +209,60 @@ def _mark(
         if fit is None or not len(rows) or (target.is_ragged and fit.shape != rows.shape[1:]):
             continue
         at_rows, at_items = _places(fit) if everywhere is None else _slices(fit)
-        numbers = numbers_at([slot[i] for i in members], fit.shape, at_items)
-        if numbers is None:
+        found = numbers_at([slot.leaves[i] for i in members], fit.shape, at_items)
+        if found is None:
             continue
+        numbers, is_padded = to_type(found, target.dtype), fit.extent != rows.shape[1:]
+        if len(members) < len(rows) // 8 and everywhere is None and numbers.shape[1] > 2:
+            likely = _likely(rows, numbers, at_rows)  # many lengths: most rows are of another one
+            places, rows = places[likely], rows[likely]
         owners: dict[bytes, list[int]] = defaultdict(list)
-        for i, key in zip(members.tolist(), _keys(to_type(numbers, target.dtype)), strict=True):
+        for i, key in zip(members.tolist(), _keys(numbers), strict=True):
             owners[key].append(i)
         for j, key in enumerate(_keys(rows[(slice(None), *at_rows)])):
-            if key in owners and _rest_is_padding(rows[j], fit):
+            if key in owners and not (is_padded and not _rest_is_padding(rows[j], fit)):
                 matrix[places[j], owners[key]] = True
+
+
+def _likely(rows: NDArray[Any], numbers: NDArray[Any], at_rows: Index) -> IntArray:
+    """The rows that are like one of the items at the first, middle and last place."""
+    few = [0, numbers.shape[1] // 2, -1]
+    own, other = rows[(slice(None), *(c[few] for c in at_rows))][:, None], numbers[None, :, few]
+    return np.flatnonzero(((own == other) | ((own != own) & (other != other))).all(2).any(1))
 
 
 class _Fit(NamedTuple):
     """How an item's part lies in a row."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     """The part's, with as many dimensions as the row."""
-    extent: tuple[int, ...]
+    extent: Shape
     """Of what both have."""
-    row_offset: tuple[int, ...]
-    item_offset: tuple[int, ...]
+    row_offset: Shape
+    item_offset: Shape
 
 
-@functools.lru_cache(maxsize=512)
-def _fit(shape: tuple[int, ...], row: tuple[int, ...], pad_left: bool, cut_left: bool) -> _Fit | None:
+@functools.lru_cache(maxsize=4096)
+def _fit(shape: Shape, row: Shape, pad_left: bool, cut_left: bool) -> _Fit | None:
     """None where one cannot be the other, padded or cut."""
     if len(shape) != len(row):
-        if int(np.prod(shape)) != int(np.prod(row)):
+        if math.prod(shape) != math.prod(row):
             return None
         shape = row
     extent = tuple(min(s, r) for s, r in zip(shape, row, strict=True))
-    if extent != shape and int(np.prod(extent)) < CUT:
+    if extent != shape and math.prod(extent) < CUT:
         return None
     row_offset = tuple(r - e if pad_left else 0 for r, e in zip(row, extent, strict=True))
     item_offset = tuple(s - e if cut_left else 0 for s, e in zip(shape, extent, strict=True))
     return _Fit(shape, extent, row_offset, item_offset)
 
 
-Index = tuple[Any, ...]
-
-
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=4096)
 def _places(fit: _Fit) -> tuple[Index, Index]:
     """Some places of what row and item both have, in either: the first ones, and more to the end."""
     if not fit.extent:
         return (), ()
-    size = int(np.prod(fit.extent))
+    size = math.prod(fit.extent)
     flat = np.arange(size)
     if size > PLACES:
         flat = np.unique(np.r_[flat[: PLACES // 4], np.linspace(0, size - 1, PLACES - PLACES // 4).astype(np.int64)])
@@ -275,19 +302,19 @@ def _rest_is_padding(row: NDArray[Any], fit: _Fit) -> bool:
     return True
 
 
-def _nearly(target: Block, slot: list[Any], count: int) -> Matrix | None:
+def _nearly(target: Block, slot: Slot, count: int) -> Matrix | None:
     """(R, n) whose numbers each row has for the most part, as a masked text has its own; None if that is not clear."""
-    if target.kind not in "iu" or target.is_ragged or isinstance(slot[0], (str, bytes)):
+    if target.kind not in "iu" or target.is_ragged or slot.size < 2 * CUT:
         return None
-    groups, rows = _by_shape(slot), target.parts[0][1]
-    for pad_left, cut_left in _alignments(target, groups):
+    rows = target.parts[0][1]
+    for pad_left, cut_left in _alignments(target, slot):
         share = np.zeros((target.rows, count))
-        for shape, members in groups.items():
+        for shape, members in slot.by_shape.items():
             fit = _fit(shape, rows.shape[1:], pad_left, cut_left)
-            if fit is None or int(np.prod(fit.extent)) < 2 * CUT:
+            if fit is None or math.prod(fit.extent) < 2 * CUT:
                 continue
             at_rows, at_items = _places(fit)
-            numbers = numbers_at([slot[i] for i in members], fit.shape, at_items)
+            numbers = numbers_at([slot.leaves[i] for i in members], fit.shape, at_items)
             if numbers is not None:
                 own = rows[(slice(None), *at_rows)][:, None]
                 share[:, members] = (own == to_type(numbers, target.dtype)[None]).mean(2)
@@ -298,7 +325,7 @@ def _nearly(target: Block, slot: list[Any], count: int) -> Matrix | None:
     return None
 
 
-def _chosen(matrix: Matrix, targets: list[Block], all_matched: bool, slots: list[list[Any]]) -> IntArray | None:
+def _chosen(matrix: Matrix, targets: list[Block], all_matched: bool, slots: list[Slot]) -> IntArray | None:
     """(R,) one item for every row, its own place's if it can be; None where it matters which of several it is.
 
     It does not matter between items that are the same, nor between rows that are.
@@ -324,12 +351,13 @@ def _chosen(matrix: Matrix, targets: list[Block], all_matched: bool, slots: list
     return rows.astype(np.int64)
 
 
-def _same_items(slots: list[list[Any]], i: int, k: int) -> bool:
+def _same_items(slots: list[Slot], i: int, k: int) -> bool:
     """Whether two items are the same in all that can be compared."""
-    return all(_same(slot[i], slot[k]) for slot in slots)
+    return all(_same(slot.leaves[i], slot.leaves[k]) for slot in slots)
 
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, (str, bytes)) or isinstance(b, (str, bytes)):
         return bool(a == b)
-    return np.array_equal(*(np.asarray(x.detach().cpu().float() if isinstance(x, torch.Tensor) else x) for x in (a, b)))
+    first, second = (np.asarray(x.detach().cpu().float() if isinstance(x, torch.Tensor) else x) for x in (a, b))
+    return np.array_equal(first, second)

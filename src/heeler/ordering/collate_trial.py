@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,10 +47,8 @@ def keeps_order(facts: LoaderFacts, indices: list[int]) -> str:
         verdict = str(next(iter(loader)))
     except Exception:  # what cannot be tried cannot be judged
         verdict = "unknown"
-    try:
+    with suppress(TypeError):  # some cannot be referred to weakly: they are tried again in the next epoch
         _verdicts.append((weakref.ref(facts.collate_fn), verdict))
-    except TypeError:
-        pass
     return verdict
 
 
