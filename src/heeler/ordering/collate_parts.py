@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -116,8 +117,9 @@ class Block:
 
     @property
     def is_fraction(self) -> bool:
-        """Whether it has numbers that are not alike by chance."""
-        return self.kind == "f" and any((part != np.round(part)).any() for _, part in self.parts)
+        """Whether it has single numbers that are not alike by chance."""
+        single = self.kind == "f" and all(math.prod(shape) == 1 for shape in self.shapes)
+        return single and any((part != np.round(part)).any() for _, part in self.parts)
 
     def same_rows(self, j: int, k: int) -> bool:
         """Whether two rows are the same."""
@@ -128,7 +130,7 @@ class Block:
 
 
 def targets_of(batch: Any, count: int, *, turned: bool = False) -> list[Block]:
-    """What in a batch has at most a row per item; turned: with rows in the second dimension."""
+    """What in a batch has at most a row per item; turned: or in the second dimension."""
     found: list[Block] = []
     _find(batch, count, 0, turned, found)
     return found[:PARTS]
@@ -136,9 +138,9 @@ def targets_of(batch: Any, count: int, *, turned: bool = False) -> list[Block]:
 
 def _find(x: Any, count: int, depth: int, turned: bool, found: list[Block]) -> None:
     if isinstance(x, (Tensor, np.ndarray)):
-        x = x.swapaxes(0, 1) if turned and x.ndim > 1 and _is_leaf(x) else x
-        if _is_leaf(x) and x.ndim and 0 < len(x) <= count:
-            found.append(_block(x))
+        for each in (x, x.swapaxes(0, 1)) if turned and x.ndim > 1 else (x,):
+            if _is_leaf(each) and each.ndim and 0 < len(each) <= count:
+                found.append(_block(each))
         return
     if isinstance(x, (list, tuple)) and 0 < len(x) <= count and all(_is_leaf(each) for each in x):
         if all(isinstance(each, (str, bytes)) for each in x):

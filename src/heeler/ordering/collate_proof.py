@@ -74,19 +74,18 @@ def _proof(leaves: list[dict[Any, Any]], count: int, batch: Any) -> Proof:
 
 
 def _proof_by(targets: list[Block], slots: list[Slot], count: int) -> Proof:
-    found = [(target, *_matched(target, slots, count)) for target in targets]
-    strong = [(target, matrix) for target, matrix, is_strong in found if matrix is not None and is_strong]
-    if not strong:
+    found = [(target, _matched(target, slots, count)) for target in targets]
+    size = max((target.rows for target, match in found if match.matrix is not None and match.is_strong), default=0)
+    if not size:
         return Proof(count, None, SILENT)
-    size = max(target.rows for target, _ in strong)
-    of_size = [(target, matrix) for target, matrix, _ in found if target.rows == size]
+    of_size = [(target, match) for target, match in found if target.rows == size]
     matrix = np.ones((size, count), bool)
-    for _, other in of_size:
-        if other is not None:
-            matrix &= other
+    for _, match in of_size:
+        if match.matrix is not None:
+            matrix &= match.matrix
     if not matrix.any(1).all():
         return Proof(count, None, DISAGREE)
-    rows = _chosen(matrix, [target for target, _ in of_size], all(m is not None for _, m in of_size), slots)
+    rows = _chosen(matrix, of_size, slots)
     if rows is not None:
         return Proof(count, rows, KNOWN)
     in_order = size == count and bool(np.diagonal(matrix).all())
@@ -112,10 +111,10 @@ class Slot:
 
 
 def _slots(leaves: list[dict[Any, Any]]) -> list[Slot]:
-    """The parts that all items have, each as a list with an entry per item; and the lengths of those that vary."""
+    """The parts that all items have, each as a list with an entry per item; and their lengths."""
     common = [path for path in leaves[0] if all(path in each for each in leaves)]
     slots = [Slot([each[path] for each in leaves]) for path in common]
-    lengths = {tuple(_lengths(slot).tolist()) for slot in slots if len(slot.by_shape) > 1 and () not in slot.by_shape}
+    lengths = {tuple(_lengths(slot).tolist()) for slot in slots if slot.by_shape and () not in slot.by_shape}
     return slots + [Slot(list(each)) for each in lengths]
 
 
@@ -127,46 +126,53 @@ def _lengths(slot: Slot) -> IntArray:
     return found
 
 
-def _matched(target: Block, slots: list[Slot], count: int) -> tuple[Matrix | None, bool]:
-    """(R, n) which items each row may be of by this tensor, None if it says nothing; and whether that is much."""
-    weak: list[Matrix] = []
-    strong: list[Matrix] = []
+class _Match(NamedTuple):
+    """What one tensor says."""
+
+    matrix: Matrix | None = None
+    """(R, n) which items each row may be of; None if it says nothing."""
+    is_strong: bool = False
+    """Whether that is not by chance."""
+    is_clear: bool = False
+    """Whether there is one way only in which its rows can be made of the items."""
+    slots: list[Slot] = []  # noqa: RUF012 - nobody writes to it
+    """What they can be made of."""
+
+
+def _matched(target: Block, slots: list[Slot], count: int) -> _Match:
+    weak: list[tuple[Matrix, Slot]] = []
+    strong: list[tuple[Matrix, Slot]] = []
     for slot in slots:
-        matrix, is_single = _compared(target, slot, count)
-        if matrix is not None:
-            (weak if is_single and not target.is_fraction else strong).append(matrix)
+        is_weak = slot.size < 2 and not slot.words and not target.is_fraction
+        (weak if is_weak else strong).extend((matrix, slot) for matrix in _compared(target, slot, count))
     found = strong or weak
     if not found:
-        near = next((m for slot in slots if (m := _nearly(target, slot, count)) is not None), None)
-        return near, True
-    return functools.reduce(np.logical_or, found), bool(strong)
+        return _Match(next((m for slot in slots if (m := _nearly(target, slot, count)) is not None), None), True)
+    matrix = functools.reduce(np.logical_or, [each for each, _ in found])
+    is_clear = all(np.array_equal(matrix, each) for each, _ in found)
+    return _Match(matrix, bool(strong), is_clear, [slot for _, slot in found])
 
 
-def _compared(target: Block, slot: Slot, count: int) -> tuple[Matrix | None, bool]:
-    """(R, n) which rows are which items' part, None if some row is nobody's; and whether that is a single number."""
+def _compared(target: Block, slot: Slot, count: int) -> list[Matrix]:
+    """(R, n) which rows are which items' part, for every alignment in which each row is somebody's."""
     if target.words is not None or slot.words:
         if target.words is None or not slot.words:
-            return None, False
+            return []
         matrix = np.array([[word == x for x in slot.leaves] for word in target.words])
-        return (matrix if matrix.any(1).all() else None), False
-    for pad_left, cut_left in _alignments(target, slot):
+        return [matrix] if matrix.any(1).all() else []
+    found = []
+    for alignment in _alignments(target, slot):
         matrix = np.zeros((target.rows, count), bool)
         for shape, members in slot.by_shape.items():
-            _mark(target, slot, shape, members, matrix, pad_left, cut_left)
-        if not matrix.any(1).all():
-            continue
+            _mark(target, slot, shape, members, matrix, *alignment)
         unclear = matrix.sum(1) > 1
-        if slot.size > PLACES and unclear.any():
+        if slot.size > PLACES and unclear.any() and matrix.any(1).all():
             several, matrix[unclear] = matrix[unclear].any(0), False
             for shape, members in slot.by_shape.items():
-                _mark(target, slot, shape, members[several[members]], matrix, pad_left, cut_left, everywhere=unclear)
-            if not matrix.any(1).all():
-                continue
-        single = slot.size < 2
-        if single and not _is_injective(matrix):
-            return None, True
-        return matrix, single
-    return None, False
+                _mark(target, slot, shape, members[several[members]], matrix, *alignment, everywhere=unclear)
+        if matrix.any(1).all() and (slot.size > 1 or _is_injective(matrix)):
+            found.append(matrix)
+    return found
 
 
 def _is_injective(matrix: Matrix) -> bool:
@@ -176,7 +182,7 @@ def _is_injective(matrix: Matrix) -> bool:
 
 
 def _alignments(target: Block, slot: Slot) -> list[tuple[bool, bool]]:
-    """On which sides rows may be padded and items cut off, as far as it makes a difference: the usual one first."""
+    """On which sides rows may be padded and items cut off, as far as it makes a difference."""
     pads = cuts = False
     for shape in slot.by_shape:
         for row_shape in target.shapes:
@@ -215,6 +221,8 @@ def _mark(
         numbers, is_padded = to_type(found, target.dtype), fit.extent != rows.shape[1:]
         if len(members) < len(rows) // 8 and everywhere is None and numbers.shape[1] > 2:
             likely = _likely(rows, numbers, at_rows)  # many lengths: most rows are of another one
+            if not len(likely):
+                continue
             places, rows = places[likely], rows[likely]
         owners: dict[bytes, list[int]] = defaultdict(list)
         for i, key in zip(members.tolist(), _keys(numbers), strict=True):
@@ -325,7 +333,7 @@ def _nearly(target: Block, slot: Slot, count: int) -> Matrix | None:
     return None
 
 
-def _chosen(matrix: Matrix, targets: list[Block], all_matched: bool, slots: list[Slot]) -> IntArray | None:
+def _chosen(matrix: Matrix, found: list[tuple[Block, _Match]], slots: list[Slot]) -> IntArray | None:
     """(R,) one item for every row, its own place's if it can be; None where it matters which of several it is.
 
     It does not matter between items that are the same, nor between rows that are.
@@ -340,13 +348,18 @@ def _chosen(matrix: Matrix, targets: list[Block], all_matched: bool, slots: list
             return None
         rows[j] = j if j in free else free[0]
         taken.add(int(rows[j]))
+    is_clear = all(match.is_clear for _, match in found)
+    shown = [slot for _, match in found for slot in match.slots]
     holder = {int(i): j for j, i in enumerate(rows)}
     for j in open_rows.tolist():
         for other in np.flatnonzero(matrix[j]).tolist():
             if other == rows[j] or _same_items(slots, int(rows[j]), other):
                 continue
-            same = all(target.same_rows(j, holder[other]) for target in targets) if other in holder else all_matched
-            if not same:
+            if other in holder:
+                is_same = all(target.same_rows(j, holder[other]) for target, _ in found)
+            else:  # it was dropped, or the chosen one was
+                is_same = is_clear and _same_items(shown, int(rows[j]), other)
+            if not is_same:
                 return None
     return rows.astype(np.int64)
 
