@@ -11,7 +11,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -416,7 +416,8 @@ def _read_in_worker(message: Any, prove: Prove | None) -> Any:
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(_LOADERS) and "fetcher" in frame.f_code.co_varnames:
-            _watch_collate(frame.f_locals.get("fetcher"), prove)
+            with suppress(Exception):  # or the worker would end
+                _watch_collate(frame.f_locals.get("fetcher"), prove)
             break
         frame = frame.f_back
     return message

@@ -44,7 +44,7 @@ def _collect(x: Any, path: tuple[Any, ...], found: dict[Any, Any]) -> None:
 
 def _is_leaf(x: Any) -> bool:
     if isinstance(x, Tensor):
-        return x.layout is torch.strided and x.device.type != "meta" and not x.is_quantized and not x.is_complex()
+        return x.layout is torch.strided and not (x.is_meta or x.is_quantized or x.is_complex())
     if isinstance(x, np.ndarray):
         return x.dtype.kind in "biuf"
     if isinstance(x, (*_NUMBERS, str, bytes)):
@@ -76,6 +76,8 @@ def numbers_at(leaves: list[Any], shape: Shape, at: tuple[Any, ...]) -> NDArray[
         if isinstance(leaves[0], (list, tuple)) and len(at) == 1 and isinstance(at[0], np.ndarray):
             places = at[0].tolist()
             found = np.array([[leaf[place] for place in places] for leaf in leaves])
+        elif shape == () and isinstance(leaves[0], (int, float)):
+            found = np.array(leaves)
         else:
             found = np.array([_array(leaf).reshape(shape)[at] for leaf in leaves])
     except (TypeError, ValueError, IndexError):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from heeler.herding.validate import IntArray
 from heeler.ordering.collate_parts import Block, Shape, leaves_of, numbers_at, shape_of, targets_of, to_type
 
-PLACES = 32
+PLACES = 16
 """Numbers of an item that are compared, at most."""
 CUT = 4
 """Numbers that a row must have at least to be compared with the beginning or end of a longer item."""
@@ -97,7 +97,7 @@ class Slot:
 
     def __init__(self, leaves: list[Any]) -> None:
         self.leaves = leaves
-        self.words = any(isinstance(leaf, (str, bytes)) for leaf in leaves)
+        self.words = isinstance(leaves[0], (str, bytes))
         self.by_shape: dict[Shape, IntArray] = {}
         """Which items have it in which shape."""
         if not self.words:
@@ -224,12 +224,13 @@ def _mark(
             if not len(likely):
                 continue
             places, rows = places[likely], rows[likely]
-        owners: dict[bytes, list[int]] = defaultdict(list)
-        for i, key in zip(members.tolist(), _keys(numbers), strict=True):
-            owners[key].append(i)
-        for j, key in enumerate(_keys(rows[(slice(None), *at_rows)])):
-            if key in owners and not (is_padded and not _rest_is_padding(rows[j], fit)):
-                matrix[places[j], owners[key]] = True
+        codes: dict[bytes, int] = {}
+        of_items = np.array([codes.setdefault(key, len(codes)) for key in _keys(numbers)])
+        of_rows = np.array([codes.get(key, -1) for key in _keys(rows[(slice(None), *at_rows)])])
+        if is_padded:
+            for j in np.flatnonzero(of_rows >= 0).tolist():
+                of_rows[j] = of_rows[j] if _rest_is_padding(rows[j], fit) else -1
+        matrix[np.ix_(places, members)] |= of_rows[:, None] == of_items
 
 
 def _likely(rows: NDArray[Any], numbers: NDArray[Any], at_rows: Index) -> IntArray:
