@@ -163,7 +163,7 @@ SHOWN: dict[str, tuple[Any, Any]] = {
         lambda items: tuple(zip(*items, strict=True)),
     ),
     "steps first": ([x[: k + 2] for k, x in enumerate(some((9, 2)))], lambda items: pad_sequence(items)),
-    "words": ([("abcde"[k] * 5, k) for k in range(5)], lambda items: [[word for word, _ in items]]),
+    "one that is empty": ([x[k:] for k, x in enumerate(some((4, 2)))], lambda b: pad_sequence(b, batch_first=True)),
     "images of many sizes": (
         [x[:, : k + 2, : 6 - k] for k, x in enumerate(some((2, 7, 7)))],
         lambda items: torch.stack([torch.nn.functional.pad(x, (0, 7 - x.shape[2], 0, 7 - x.shape[1])) for x in items]),
@@ -246,8 +246,9 @@ def test_rows_that_agree_at_all_places_that_were_looked_at_are_compared_everywhe
             DISAGREE,
         ),
         ({"x": 1}, lambda items: torch.ones(1), SILENT),
+        ([f"text {k}" for k in range(5)], lambda items: (torch.tensor([hash(x) for x in items]), items), SILENT),
     ],
-    ids=["changed", "classes", "masks alone", "views", "targets in another order", "classes too", "no list"],
+    ids=["changed", "classes", "masks alone", "views", "targets in another order", "classes too", "no list", "words"],
 )
 def test_what_is_not_certain_is_not_said(items: Any, collate: Any, why: str) -> None:
     found = proof(items, collate)

@@ -82,7 +82,7 @@ def numbers_at(leaves: list[Any], shape: Shape, at: tuple[Any, ...]) -> NDArray[
             found = np.array([_array(leaf).reshape(shape)[at] for leaf in leaves])
     except (TypeError, ValueError, IndexError):
         return None
-    return found.reshape(len(leaves), -1) if found.dtype.kind in "biuf" else None
+    return found.reshape(len(leaves), math.prod(found.shape[1:])) if found.dtype.kind in "biuf" else None
 
 
 def _array(leaf: Any) -> NDArray[Any]:
@@ -106,16 +106,16 @@ def to_type(numbers: NDArray[Any], dtype: Any) -> NDArray[Any]:
 
 
 class Block:
-    """A part of a batch that may have a row per example: a tensor, or a list of tensors, numbers or words."""
+    """A part of a batch that may have a row per example: a tensor, or a list of tensors or numbers."""
 
-    def __init__(self, rows: int, parts: list[tuple[IntArray, NDArray[Any]]], dtype: Any, words: Any = None) -> None:
-        self.rows, self.parts, self.words = rows, parts, words
+    def __init__(self, rows: int, parts: list[tuple[IntArray, NDArray[Any]]], dtype: Any) -> None:
+        self.rows, self.parts = rows, parts
         """parts: the places of some rows, and these rows, (r, ...)."""
         self.dtype = dtype
         """Of the rows, where NumPy has it."""
         self.is_ragged = len(parts) > 1
         self.shapes = {part.shape[1:] for _, part in parts}
-        self.kind = parts[0][1].dtype.kind if parts else "U"
+        self.kind = parts[0][1].dtype.kind
 
     @property
     def is_fraction(self) -> bool:
@@ -125,8 +125,6 @@ class Block:
 
     def same_rows(self, j: int, k: int) -> bool:
         """Whether two rows are the same."""
-        if self.words is not None:
-            return bool(self.words[j] == self.words[k])
         a, b = (self.parts[i][1][0] if self.is_ragged else self.parts[0][1][i] for i in (j, k))
         return np.array_equal(a, b, equal_nan=self.kind == "f")
 
@@ -145,9 +143,7 @@ def _find(x: Any, count: int, depth: int, turned: bool, found: list[Block]) -> N
                 found.append(_block(each))
         return
     if isinstance(x, (list, tuple)) and 0 < len(x) <= count and all(_is_leaf(each) for each in x):
-        if all(isinstance(each, (str, bytes)) for each in x):
-            found.append(Block(len(x), [], None, list(x)))
-        elif _is_leaf(x):
+        if _is_leaf(x):
             found.append(_block(np.asarray(x)))
         elif all(isinstance(each, (Tensor, np.ndarray)) for each in x) and len({_type(each) for each in x}) == 1:
             parts = [(np.array([j]), _array(each)[None]) for j, each in enumerate(x)]

@@ -97,16 +97,12 @@ class Slot:
 
     def __init__(self, leaves: list[Any]) -> None:
         self.leaves = leaves
-        self.words = isinstance(leaves[0], (str, bytes))
-        self.by_shape: dict[Shape, IntArray] = {}
+        groups: dict[Shape, list[int]] = defaultdict(list)
+        for i, leaf in enumerate(leaves):
+            groups[shape_of(leaf)].append(i)
+        self.by_shape: dict[Shape, IntArray] = {shape: np.array(members) for shape, members in groups.items()}
         """Which items have it in which shape."""
-        if not self.words:
-            shapes = [shape_of(leaf) for leaf in leaves]
-            groups: dict[Shape, list[int]] = defaultdict(list)
-            for i, shape in enumerate(shapes):
-                groups[shape].append(i)
-            self.by_shape = {shape: np.array(members) for shape, members in groups.items()}
-        self.size = max((math.prod(shape) for shape in self.by_shape), default=0)
+        self.size = max(math.prod(shape) for shape in self.by_shape)
         """Of the largest."""
 
 
@@ -114,7 +110,7 @@ def _slots(leaves: list[dict[Any, Any]]) -> list[Slot]:
     """The parts that all items have, each as a list with an entry per item; and their lengths."""
     common = [path for path in leaves[0] if all(path in each for each in leaves)]
     slots = [Slot([each[path] for each in leaves]) for path in common]
-    lengths = {tuple(_lengths(slot).tolist()) for slot in slots if slot.by_shape and () not in slot.by_shape}
+    lengths = {tuple(_lengths(slot).tolist()) for slot in slots if () not in slot.by_shape}
     return slots + [Slot(list(each)) for each in lengths]
 
 
@@ -143,7 +139,7 @@ def _matched(target: Block, slots: list[Slot], count: int) -> _Match:
     weak: list[tuple[Matrix, Slot]] = []
     strong: list[tuple[Matrix, Slot]] = []
     for slot in slots:
-        is_weak = slot.size < 2 and not slot.words and not target.is_fraction
+        is_weak = slot.size < 2 and not target.is_fraction
         (weak if is_weak else strong).extend((matrix, slot) for matrix in _compared(target, slot, count))
     found = strong or weak
     if not found:
@@ -155,11 +151,6 @@ def _matched(target: Block, slots: list[Slot], count: int) -> _Match:
 
 def _compared(target: Block, slot: Slot, count: int) -> list[Matrix]:
     """(R, n) which rows are which items' part, for every alignment in which each row is somebody's."""
-    if target.words is not None or slot.words:
-        if target.words is None or not slot.words:
-            return []
-        matrix = np.array([[word == x for x in slot.leaves] for word in target.words])
-        return [matrix] if matrix.any(1).all() else []
     found = []
     for alignment in _alignments(target, slot):
         matrix = np.zeros((target.rows, count), bool)
@@ -269,8 +260,8 @@ def _fit(shape: Shape, row: Shape, pad_left: bool, cut_left: bool) -> _Fit | Non
 @functools.lru_cache(maxsize=4096)
 def _places(fit: _Fit) -> tuple[Index, Index]:
     """Some places of what row and item both have, in either: the first ones, and more to the end."""
-    if not fit.extent:
-        return (), ()
+    if not fit.extent or not math.prod(fit.extent):
+        return _slices(fit)
     size = math.prod(fit.extent)
     flat = np.arange(size)
     if size > PLACES:
@@ -290,9 +281,9 @@ def _slices(fit: _Fit) -> tuple[Index, Index]:
 
 def _keys(numbers: NDArray[Any]) -> list[bytes]:
     """Of every row of numbers, something to look it up by."""
+    if not numbers.size:
+        return [b""] * len(numbers)
     flat = np.ascontiguousarray(numbers.reshape(len(numbers), -1))
-    if not flat.shape[1]:
-        return [b""] * len(flat)
     keys: list[bytes] = flat.view(f"V{flat.itemsize * flat.shape[1]}").ravel().tolist()
     return keys
 

@@ -6,6 +6,7 @@ one, and no random number of this one is drawn.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,13 +34,17 @@ def keeps_order(facts: LoaderFacts, indices: list[int]) -> str:
     for collate, verdict in _verdicts:
         if collate() is facts.collate_fn:
             return verdict
+    # A process that is not forked would run the user's script from its beginning, unless that is ready for workers.
+    context = facts.context if facts.workers else "fork" if sys.platform == "linux" else None
     try:
+        if not facts.workers and context is None:
+            raise NotImplementedError
         loader = DataLoader(
             facts.dataset,
             batch_sampler=[indices[:EXAMPLES]],
             num_workers=1,
             collate_fn=CollateTrial(facts.collate_fn),
-            multiprocessing_context=facts.context,
+            multiprocessing_context=context,
             worker_init_fn=facts.worker_init_fn,
             generator=torch.Generator(),
             timeout=PATIENCE,
