@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from heeler.ordering.collate_proof import DISAGREE, KNOWN, SILENT, rows_of_items, watch_items
+from heeler.ordering.collate_trial import CollateTrial
 
 ORDER = [3, 0, 4, 1, 2]
 
@@ -259,3 +260,59 @@ def test_what_is_not_certain_is_not_said(items: Any, collate: Any, why: str) -> 
 def test_a_single_item_has_all_the_rows_there_are() -> None:
     assert proof(["one"], lambda items: torch.tensor([[5, 3]])).rows.tolist() == [0]
     assert proof(["one"], lambda items: torch.tensor([[5], [3]])).rows is None
+
+
+def test_numbers_that_are_no_items_say_nothing() -> None:
+    items = [(x, k % 3) for k, x in enumerate(some())]
+    found = proof(items, lambda items: (torch.stack([items[i][0] for i in ORDER]), torch.zeros(5, dtype=torch.long)))
+    assert found.rows.tolist() == ORDER
+
+
+def test_lengths_tell_padding_from_what_looks_like_it() -> None:
+    items = [torch.tensor([5, 6]), torch.tensor([5, 6, 0]), torch.tensor([5, 6, 0, 0])]
+
+    def collate(items: list[Any]) -> Any:
+        items = [items[i] for i in (1, 2, 0)]
+        return pad_sequence(items, batch_first=True), torch.tensor([len(x) for x in items])
+
+    assert proof(items, collate).rows.tolist() == [1, 2, 0]
+    assert proof(items, lambda items: (collate(items)[0], torch.rand(3))).rows is None
+
+
+def test_masked_texts_that_are_nearly_alike_are_not_told_apart() -> None:
+    rng = np.random.default_rng(0)
+    text = rng.integers(1000, 2000, 30)
+    items = [np.r_[text, k, k] for k in range(8)]
+    found = proof(items, lambda items: torch.tensor(np.where(rng.random((8, 32)) < 0.15, 103, np.stack(items)[::-1])))
+    assert found.rows is None
+
+
+# What is found out by trying, where nothing else tells
+
+TEXTS = [(f"{k}" * (k % 3 + 1), k % 2) for k in range(9)]
+
+
+def coded(items: list[Any]) -> list[torch.Tensor]:
+    return [torch.tensor([[len(text), ord(text[0])] for text, _ in items]), torch.tensor([k for _, k in items])]
+
+
+@pytest.mark.parametrize(
+    ("collate", "verdict"),
+    [
+        (coded, "keeps"),
+        (lambda items: {"x": coded(items)[0], "all": torch.ones(sum(len(text) for text, _ in items))}, "keeps"),
+        (lambda items: [text for text, _ in items], "keeps"),
+        (lambda items: coded(sorted(items)), "reorders"),
+        (lambda items: [coded(sorted(items))[0], coded(items)[1]], "reorders"),
+        (lambda items: [*coded(sorted(items)), torch.ones(sum(len(text) for text, _ in items))], "reorders"),
+        (lambda items: coded(sorted(items, key=lambda item: len(item[0]))), "unknown"),
+        (lambda items: [coded(sorted(items, key=lambda item: len(item[0])))[0], coded(items)[1]], "unknown"),
+        (lambda items: [torch.rand(9, 2), coded(items)[1]], "reorders"),
+        (lambda items: [coded(items)[0] + torch.rand(9, 2), coded(items)[1]], "unknown"),
+        (lambda items: torch.ones(9), "unknown"),
+        (lambda items: coded(items[1:]), "unknown"),
+    ],
+)
+def test_two_orders_of_the_same_items(collate: Any, verdict: str) -> None:
+    items = [item for k, item in enumerate(TEXTS) if k != 8] + [("z", 1)]
+    assert CollateTrial(collate)(items) == verdict
