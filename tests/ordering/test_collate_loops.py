@@ -172,6 +172,25 @@ def test_a_tokenizer_that_does_not_is_left_out_and_said(
     assert caplog.text.count("left out of the sketches") == 1
 
 
+class Slotted:
+    """A tokenizer that cannot be referred to weakly."""
+
+    __slots__ = ()
+
+    def __call__(self, texts: list[str]) -> list[torch.Tensor]:
+        return tokens(texts)
+
+
+def test_such_a_tokenizer_is_tried_once_per_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: list[Any] = []
+    made = collate_trial.DataLoader
+    monkeypatch.setattr(collate_trial, "DataLoader", lambda *a, **k: trials.append(1) or made(*a, **k))
+    run = Set(dataset=Texts(), collate_fn=Slotted())
+    plain(run)
+    assert filed(run.handle)[1].all()
+    assert len(trials) == 1
+
+
 def disagrees(items: list[Any]) -> Any:
     x, y, numbers = default_collate(items)
     return x.flip(0), y, numbers
@@ -182,7 +201,7 @@ def test_a_batch_in_two_orders_is_left_out_and_said(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, "heeler"):
         plain(run)
     assert not filed(run.handle)[1].any()
-    assert "order that differs within a batch" in caplog.text
+    assert "do not agree on which" in caplog.text
 
 
 # Nothing of the user's runs more often than without Heeler

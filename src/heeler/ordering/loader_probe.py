@@ -47,6 +47,7 @@ class LoaderProbe:
         self._handed_out = 0
         self.trusts_collate = any(facts.collate_fn is own for own in (default_collate, default_convert))
         """Whether rows lie in the order of the indices because PyTorch's own functions put them there."""
+        self._verdict: str | None = None
         self._drawn: deque[tuple[list[int] | None, Progress]] = deque()
         if self.watches:
             private.watch_batches(iterator, self)
@@ -94,7 +95,9 @@ class LoaderProbe:
     def keeps_order(self, indices: list[int]) -> str:
         """What a trial of the collate function says; made once, where batches do not tell."""
         iterator = self._iterator()
-        return "unknown" if iterator is None else keeps_order(private.loader_facts(iterator), indices)
+        if self._verdict is None and iterator is not None:
+            self._verdict = keeps_order(private.loader_facts(iterator), indices)
+        return self._verdict or "unknown"
 
     def end(self) -> None:
         """The loop has asked for more batches than there are."""

@@ -263,7 +263,10 @@ class Progress:
                 self._write(start, found)
             return found
         elif proof.why == DISAGREE:
-            self._note("the loader's collate function puts examples into an order that differs within a batch")
+            self._note(
+                "the loader's collate function puts the examples of a batch into another order, and its tensors do not "
+                "agree on which"
+            )
         else:
             verdict = loader.keeps_order(indices.tolist())
             if verdict == "keeps":
