@@ -288,25 +288,45 @@ def test_forget_sizes(compiler: Any) -> None:
         assert graphs[2] == (not forget)
 
 
+def count_and_sum(items: Any) -> Any:
+    """A proof that needs both the items and the batch."""
+    count = len(items)
+    return lambda data: (count, int(data.sum()))
+
+
+def fails(items: Any) -> Any:
+    raise RuntimeError("this proof cannot be made")
+
+
+def backwards(items: list[Any]) -> Any:
+    items.reverse()
+    return torch.stack(items)
+
+
 class Told:
-    """What `watch_batches` tells."""
+    """What `watch_batches` tells, of the loader that draws from this sampler."""
 
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
+    def __init__(self, prove: Any = None) -> None:
+        self.drawn: list[Any] = []
+        self.handed_out: list[Any] = []
+        self.ends = 0
+        self.prove = prove
 
-    def begin_first(self) -> None:
-        self.calls.append("first")
+    def __iter__(self) -> Any:
+        torch_private.watch_batches(torch_private.enclosing_loader_iterator(), self)
+        yield from range(6)
 
-    def begin_draw(self) -> None: ...
+    def __len__(self) -> int:
+        return 6
 
     def drew(self, indices: Any) -> None:
-        self.calls.append(list(indices))
+        self.drawn.append(list(indices))
 
-    def hand_out(self, data: Any, indices: Any = None) -> None:
-        self.calls.append((data.tolist(), indices))
+    def hand_out(self, data: Any, indices: Any = None, proof: Any = None) -> None:
+        self.handed_out.append((data.tolist(), indices, proof))
 
     def end(self) -> None:
-        self.calls.append("end")
+        self.ends += 1
 
 
 class Drawn:
@@ -343,21 +363,71 @@ def test_enclosing_loader_iterator_and_its_facts(kind: Any, workers: int) -> Non
     assert torch_private.enclosing_loader_iterator() is None
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_watch_batches_and_has_shut_down(workers: int) -> None:
-    batches: Any = iter(DataLoader(torch.arange(4), batch_size=2, num_workers=workers, prefetch_factor=workers or None))
-    told = Told()
-    torch_private.watch_batches(batches, told)
-    assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
-    handed_out = [call for call in told.calls if isinstance(call, tuple)]
-    assert [data for data, _ in handed_out] == [[0, 1], [2, 3]]
-    if workers:
-        assert told.calls[0] == "first"
-        assert [2, 3] in told.calls
+INDICES, ROWS = [[0, 1], [2, 3], [4, 5]], [[1, 0], [3, 2], [5, 4]]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_watch_batches_and_has_shut_down(kind: Any, options: Any) -> None:
+    """From the first batch on, in every pass, and the loop gets the batches themselves."""
+    told = Told(count_and_sum)
+    loader = kind(torch.arange(6), batch_size=2, sampler=told, collate_fn=backwards, **options)
+    for _ in range(2):
+        told.drawn, told.handed_out, told.ends = [], [], 0
+        batches = iter(loader)
+        assert [batch.tolist() for batch in batches] == ROWS
+        assert [data for data, _, _ in told.handed_out] == ROWS
+        assert [proof for _, _, proof in told.handed_out] == [(2, 1), (2, 5), (2, 9)]
+        assert (told.drawn if options else [indices for _, indices, _ in told.handed_out]) == INDICES
+        assert told.ends == 1
+    if options and "persistent_workers" not in options:
         assert torch_private.has_shut_down(batches)
-    else:
-        assert [indices for _, indices in handed_out] == [[0, 1], [2, 3]]
-    assert told.calls[-1] == "end"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("prove", [None, fails])
+def test_a_batch_without_a_proof_is_handed_out_as_it_is(prove: Any, workers: int) -> None:
+    told = Told(prove)
+    loader = DataLoader(torch.arange(6), batch_size=2, sampler=told, collate_fn=backwards, num_workers=workers)
+    assert [batch.tolist() for batch in loader] == ROWS
+    assert [proof for _, _, proof in told.handed_out] == [None] * 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_proof_is_no_longer_made_where_nobody_wants_it(workers: int) -> None:
+    """Within one pass, as of a loader that never ends."""
+    told = Told(count_and_sum)
+    options: Any = {"num_workers": workers, "prefetch_factor": 1 if workers else None}
+    batches = iter(DataLoader(torch.arange(6), batch_size=2, sampler=told, collate_fn=backwards, **options))
+    next(batches)
+    told.prove = None
+    assert [batch.tolist() for batch in batches] == ROWS[1:]
+    assert [proof is None for _, _, proof in told.handed_out] == (
+        [False, False, True] if workers else [False, True, True]
+    )
+
+
+def test_a_proof_from_workers_that_were_spawned() -> None:
+    told = Told(count_and_sum)
+    loader = DataLoader(
+        torch.arange(6),
+        batch_size=2,
+        sampler=told,
+        collate_fn=backwards,
+        num_workers=1,
+        multiprocessing_context="spawn",
+    )
+    assert [batch.tolist() for batch in loader] == ROWS
+    assert [proof for _, _, proof in told.handed_out] == [(2, 1), (2, 5), (2, 9)]
+
+
+def test_a_batch_with_a_proof_is_pinned_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Any] = []
+    monkeypatch.setattr(torch_private, "pin_memory", lambda data: pinned.append(data) or [*data, "pinned"])
+    proven = torch.utils.data._utils.pin_memory.pin_memory(torch_private._Proven([1], "proof"))
+    assert torch_private._opened(proven) == ([1, "pinned"], "proof")
+    assert pinned == [[1]]
 
 
 @pytest.mark.parametrize(

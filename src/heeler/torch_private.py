@@ -7,18 +7,19 @@ layer in every step is bound here as it is: another Python call around it would 
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _python_dispatch
 from torch.utils.data import dataloader
+from torch.utils.data._utils.pin_memory import pin_memory
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _part(path: str, otherwise: Any) -> Any:
     """The part of torch with this name, or what stands in for it."""
     try:
-        return reduce(getattr, path.split("."), torch)
+        return functools.reduce(getattr, path.split("."), torch)
     except AttributeError:
         return otherwise
 
@@ -274,7 +275,7 @@ def is_called_by_compiled_code() -> bool:
     frame: Any = sys._getframe(1) if "torch._dynamo" in sys.modules else None
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("torch._dynamo."):
-            return True
+            return "DisableContext" not in getattr(frame.f_code, "co_qualname", "")  # optimizers step in one
         frame = frame.f_back
     return False
 
@@ -416,24 +417,30 @@ def has_shut_down(iterator: Any) -> bool:
     return bool(getattr(iterator, "_finished", False) or getattr(iterator, "_shutdown", False))
 
 
+Prove = Callable[[Any], Callable[[Any], Any]]
+"""Is given a batch's items before they are collated, and returns what makes a proof of the batch."""
+
+
 class BatchListener(Protocol):
     """Who is told what an iterator draws and hands out."""
 
-    def begin_first(self) -> None: ...
-
-    def begin_draw(self) -> None: ...
+    @property
+    def prove(self) -> Prove | None:
+        """What looks at the items of a batch that is drawn now, and at the batch; known by its name in a module."""
 
     def drew(self, indices: Any) -> None: ...
 
-    def hand_out(self, data: Any, indices: Any = None) -> None: ...
+    def hand_out(self, data: Any, indices: Any = None, proof: Any = None) -> None: ...
 
     def end(self) -> None: ...
 
 
 def watch_batches(iterator: Any, listener: BatchListener) -> None:
-    """Have an iterator tell what it hands out: `_next_data`, `_next_index` and its fetcher's `fetch` are wrapped.
+    """Have an iterator tell what it hands out: `_next_data`, and the `fetch` of its fetcher or the `put` of the queues
+    to its workers (`_index_queues`) are wrapped.
 
-    Why: only the loader knows which examples a batch holds, and when the loop gets it. Without (no such methods): the
+    Why: only the loader knows which examples a batch holds, and when the loop gets it. The queues are the last place
+    that the first batch's indices come by, too: they are being drawn as we are called. Without (no such methods): the
     iterator is left alone, and nothing is told. Nothing here may refer to the iterator: it must die with its loop.
     """
     kind, own = type(iterator), weakref.ref(iterator)
@@ -450,24 +457,108 @@ def watch_batches(iterator: Any, listener: BatchListener) -> None:
         ref, fetch_of = weakref.ref(fetcher), type(fetcher).fetch
 
         def fetch(indices: Any) -> Any:
-            data = fetch_of(ref(), indices)
-            listener.hand_out(data, indices)
+            mine: Any = ref()
+            _watch_collate(mine, listener.prove)
+            data, proof = _opened(fetch_of(mine, indices))
+            listener.hand_out(data, indices, proof)
             return data
 
         fetcher.fetch = fetch
         iterator._next_data = next_data
         return
 
-    def next_index() -> Any:
-        listener.begin_draw()
-        indices = kind._next_index(own())
-        listener.drew(indices)
-        return indices
-
     def next_from_workers() -> Any:
-        data = next_data()
-        listener.hand_out(data)
+        data, proof = _opened(next_data())
+        listener.hand_out(data, proof=proof)
         return data
 
-    listener.begin_first()  # the indices of the batch that is being drawn now are on their way past us
-    iterator._next_index, iterator._next_data = next_index, next_from_workers
+    has_state = kind.__module__.startswith("torchdata.")  # its messages say whether to take the workers' state, too
+    for queue in getattr(iterator, "_index_queues", ()):
+        queue.put = _telling_put(queue, listener, has_state)
+    iterator._next_data = next_from_workers
+
+
+def _telling_put(queue: Any, listener: BatchListener, has_state: bool) -> Callable[..., None]:
+    put, watched = functools.partial(type(queue).put, queue), False
+
+    def telling(message: Any, *rest: Any, **more: Any) -> None:
+        nonlocal watched
+        if type(message) is tuple and len(message) == 2:  # else it ends or resumes the worker
+            listener.drew(message[1][0] if has_state else message[1])
+            prove = listener.prove
+            if prove is not None or watched:
+                watched = prove is not None
+                message = _ToWorker(message, prove)
+        put(message, *rest, **more)
+
+    return telling
+
+
+class _ToWorker:
+    """A message to a worker process, whose collate function is wrapped as the message is read there.
+
+    Why: only there are the items of a batch. The worker has begun before anyone draws from the sampler, and its memory
+    is its own; but what it reads may say how it is to be put together.
+    """
+
+    def __init__(self, message: Any, prove: Prove | None) -> None:
+        self.message, self.prove = message, prove
+
+    def __reduce__(self) -> Any:
+        return _read_in_worker, (self.message, self.prove)
+
+
+def _read_in_worker(message: Any, prove: Prove | None) -> Any:
+    """The message; the worker's fetcher is the variable `fetcher` of the loop that reads it.
+
+    Without such a variable batches come without a proof.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_LOADERS) and "fetcher" in frame.f_code.co_varnames:
+            with suppress(Exception):  # or the worker would end
+                _watch_collate(frame.f_locals.get("fetcher"), prove)
+            break
+        frame = frame.f_back
+    return message
+
+
+def _watch_collate(fetcher: Any, prove: Prove | None) -> None:
+    """Have a fetcher's collate function, its attribute, be watched from now on, or no more."""
+    collate = getattr(fetcher, "collate_fn", None)
+    bare = collate.collate if isinstance(collate, _WatchedCollate) else collate
+    if bare is not None:
+        fetcher.collate_fn = bare if prove is None else _WatchedCollate(bare, prove)
+
+
+class _WatchedCollate:
+    """A collate function that returns its batch with a proof."""
+
+    def __init__(self, collate: Any, prove: Prove) -> None:
+        self.collate, self.prove = collate, prove
+
+    def __call__(self, items: Any) -> Any:
+        try:
+            look: Any = self.prove(items)
+        except Exception:  # what cannot be looked at is handed out without a proof
+            look = None
+        data = self.collate(items)
+        try:
+            return data if look is None else _Proven(data, look(data))
+        except Exception:
+            return data
+
+
+class _Proven:
+    """A batch with its proof, on the way from where its items are to the loop."""
+
+    def __init__(self, data: Any, proof: Any) -> None:
+        self.data, self.proof = data, proof
+
+    def pin_memory(self) -> _Proven:
+        """The loader's thread for that calls it (`torch.utils.data._utils.pin_memory`)."""
+        return _Proven(pin_memory(self.data), self.proof)
+
+
+def _opened(data: Any) -> tuple[Any, Any]:
+    return (data.data, data.proof) if type(data) is _Proven else (data, None)

@@ -129,7 +129,7 @@ def test_no_example_is_read_to_look_at_the_collate_function():
         for batch in loader:
             backward(model, batch)
         read.append(counting.read)
-    assert read[2] == EXAMPLES < min(read[0], read[1], read[3])
+    assert read == [EXAMPLES] * 4
 
 
 def test_sketches_that_are_taken_all_the_same_are_left_out_and_said(caplog):

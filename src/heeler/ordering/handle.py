@@ -56,7 +56,8 @@ def attach(
             `NativeScaler`).
         reduction: "mean" where the loss is a mean over the batch, "sum" where it is a sum.
         ids: tells the numbers of a batch's examples, in the order of its rows, from the batch as the loader hands it
-            out: `lambda batch: batch["index"]`. Needed only where the collate function sorts or drops examples.
+            out: `lambda batch: batch["index"]`. Needed only where the collate function sorts, drops or augments
+            examples and they cannot be recognized in the batch, as texts that it tokenizes.
     """
     session = sampler.session
     session.check_attachable()

@@ -10,10 +10,11 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate, default_convert
 
 from heeler import torch_private as private
-from heeler.ordering.collate_check import CollateTest, verdict_on
+from heeler.ordering.collate_proof import Proof, watch_items
+from heeler.ordering.collate_trial import keeps_order
 
 if TYPE_CHECKING:
     from heeler.ordering.progress import Progress
@@ -44,8 +45,9 @@ class LoaderProbe:
         self._pass = private.pass_of(iterator)
         self._before = private.batches_yielded(iterator)
         self._handed_out = 0
-        self.drawn_for_first: int | None = None
-        """How many indices the batch took whose indices passed us by; None while there is no second one."""
+        self.trusts_collate = any(facts.collate_fn is own for own in (default_collate, default_convert))
+        """Whether rows lie in the order of the indices because PyTorch's own functions put them there."""
+        self._verdict: str | None = None
         self._drawn: deque[tuple[list[int] | None, Progress]] = deque()
         if self.watches:
             private.watch_batches(iterator, self)
@@ -73,26 +75,29 @@ class LoaderProbe:
 
     # What the iterator tells: see `private.watch_batches`
 
-    def begin_first(self) -> None:
-        """The indices of a batch are being drawn, and pass us by."""
-        self._drawn.append((None, self.progress))
+    @property
+    def prove(self) -> private.Prove | None:
+        """What proves which rows of a batch that is drawn now are which items', where that is of interest."""
+        return watch_items if self.progress.wants_proof and not self.trusts_collate else None
 
     def drew(self, indices: Any) -> None:
         """The batch sampler has given the indices of a batch."""
         self._drawn.append((list(indices), self.progress))
 
-    def begin_draw(self) -> None:
-        """Those of a further batch are asked for."""
-        if self.drawn_for_first is None:
-            self.drawn_for_first = self.progress.drawn
-
-    def hand_out(self, data: Any, indices: Any = None) -> None:
+    def hand_out(self, data: Any, indices: Any = None, proof: Proof | None = None) -> None:
         """The loop is given a batch; indices: where it is fetched at that moment."""
         if indices is not None:
-            self.progress.hand_out(list(indices), data)
+            self.progress.hand_out(list(indices), data, proof)
             return
         numbers, progress = self._drawn.popleft() if self._drawn else (None, self.progress)
-        progress.hand_out(numbers, data)
+        progress.hand_out(numbers, data, proof)
+
+    def keeps_order(self, indices: list[int]) -> str:
+        """What a trial of the collate function says; made once, where batches do not tell."""
+        iterator = self._iterator()
+        if self._verdict is None and iterator is not None:
+            self._verdict = keeps_order(private.loader_facts(iterator), indices)
+        return self._verdict or "unknown"
 
     def end(self) -> None:
         """The loop has asked for more batches than there are."""
@@ -147,32 +152,3 @@ def drawing_loader() -> tuple[int | None, int] | None:
         return None
     facts = private.loader_facts(iterator)
     return _batch_size(facts), facts.workers
-
-
-def collate_verdict(indices: list[int]) -> str:
-    """What the loader that draws from us right now does to a batch's order: "keeps", "reorders", "drops" or "unknown".
-
-    The collate function is called twice on the same examples, in two orders, where the loader calls it too: here, or in
-    a worker process of its own, so that no file is opened here that worker processes would inherit.
-    """
-    iterator = private.enclosing_loader_iterator()
-    if iterator is None:
-        return "keeps"
-    facts = private.loader_facts(iterator)
-    if not facts.collates or facts.collate_fn is default_collate:
-        return "keeps"
-    try:
-        test = CollateTest(facts.collate_fn)
-        if facts.workers == 0:
-            return verdict_on(facts.dataset, test, indices)
-        loader = DataLoader(
-            facts.dataset,
-            batch_sampler=[indices],
-            num_workers=1,
-            collate_fn=test,
-            multiprocessing_context=facts.context,
-            worker_init_fn=facts.worker_init_fn,
-        )
-        return str(next(iter(loader)))
-    except Exception:  # what cannot be tried cannot be judged
-        return "unknown"

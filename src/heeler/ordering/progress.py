@@ -21,8 +21,9 @@ import torch
 
 from heeler.herding.lazy import Order
 from heeler.herding.validate import IntArray
+from heeler.ordering.collate_proof import DISAGREE, Proof
 from heeler.ordering.epoch import Epoch
-from heeler.ordering.loader_probe import LoaderProbe, collate_verdict, find_loader
+from heeler.ordering.loader_probe import LoaderProbe, find_loader
 from heeler.ordering.matching import HandedOut
 
 CHUNK = 1 << 14  # indices turned into Python integers at a time: no list as long as the dataset is ever built
@@ -32,6 +33,8 @@ AHEAD = 256
 """And of these at most so many: the oldest."""
 
 NOT_RECORDED = "its epoch began as one without sketches, so nobody noted which examples its batches held"
+
+OTHER_ROWS = "the loader's collate function returned another number of rows than a batch has examples"
 
 Ids = Callable[[Any], Any]
 
@@ -106,7 +109,6 @@ class Progress:
         self._chunk_end = self.start
         self._chunk: Iterator[int] = iter(())
         self._loader: LoaderProbe | None = None
-        self._verdict = "keeps"
         self._open = self._exhausted = False
         self._last = self.length - batch_size + 1  # where the loader is not known, it may drop an incomplete last batch
 
@@ -134,8 +136,6 @@ class Progress:
         if self._loader is None:
             return
         self._batch_size = self._loader.batch_size or self._batch_size
-        if self._ids is None and self.records:
-            self._verdict = collate_verdict(self.indices[self.start : self.start + self._batch_size].tolist())
         dropped = (self.length - self.start) % self._batch_size if self._loader.drops_last else 0
         self._last = self.length - dropped
 
@@ -204,49 +204,83 @@ class Progress:
         """Whether the loader's batches are seen, and noted, as they are handed out."""
         return self.records and self._loader is not None and self.batches > 0
 
-    def hand_out(self, numbers: list[int] | None, data: Any) -> None:
-        """The loader gives the loop a batch. numbers: the indices that its batch sampler gave, where they were seen."""
+    @property
+    def wants_proof(self) -> bool:
+        """Whether it matters which example each row of a batch is about."""
+        return self.records and self._ids is None
+
+    def hand_out(self, numbers: list[int] | None, data: Any, proof: Proof | None = None) -> None:
+        """The loader gives the loop a batch.
+
+        numbers: the indices that its batch sampler gave, where they were seen. proof: which rows are which of these.
+        """
         if self.records:
-            self._record(numbers, data)
+            self._record(numbers, data, proof)
         else:  # in every step of most epochs, so as little as can be
             self._given = min(self._given + (self._rows_of(data) if numbers is None else len(numbers)), self.length)
         self.batches += 1
         self._tell("batch_handed_out")
 
-    def _record(self, numbers: list[int] | None, data: Any) -> None:
-        start = self._given
-        expected = self.indices[start : start + (self._rows_of(data) if numbers is None else len(numbers))]
-        indices: IntArray | None = None
-        if numbers is None and self.batches == 0 and self._loader is not None:
-            # Its numbers passed us by. They are the first that were drawn, if it took no more than it has.
-            taken = self._loader.drawn_for_first
-            indices = expected if (self.drawn if taken is None else taken) == start + len(expected) else None
+    def _record(self, numbers: list[int] | None, data: Any, proof: Proof | None) -> None:
+        start, indices = self._given, None
+        size = self._rows_of(data) if numbers is None else len(numbers)
         if numbers is not None:
             indices = np.asarray(numbers, np.int64)
-            if not np.array_equal(indices, expected):
+            if not np.array_equal(indices, self.indices[start : start + size]):
                 self._rebatch()
-                room = self.sequence[start : start + len(indices)]  # less where a batch sampler adds examples
-                room[:] = indices[: len(room)]
-        size = len(expected) if indices is None else len(indices)
+                self._write(start, indices)
         self._given = min(start + size, self.length)
         if self._ids is not None:
             indices = self._named(data)
-            size = size if indices is None else len(indices)
-        elif self._verdict == "reorders":
-            indices = None
-            self._note(
-                "the loader's collate function puts the examples of a batch into another order than the sampler's"
-            )
-        batch = HandedOut(indices, data, start, size)
+        elif indices is None:
+            self._note("the loader did not say which examples a batch holds")
+        else:
+            indices = self._proven(indices, start, proof)
+        batch = HandedOut(indices, data, start, size if indices is None else len(indices))
         if indices is not None and self._ids is None and not batch.tensors and HandedOut.lengths(data):
-            batch.indices = None
-            self._note(
-                f"the loader's collate function returned another number of rows than the {size} examples of a batch"
-            )
+            if proof is None or proof.rows is None:
+                batch.indices = None
+            self._note(OTHER_ROWS)
         while len(self.recent) >= RECENT and self.recent[0].start + self.recent[0].size <= self.trained:
             self.recent.popleft()
         if len(self.recent) < AHEAD:
             self.recent.append(batch)
+
+    def _proven(self, indices: IntArray, start: int, proof: Proof | None) -> IntArray | None:
+        """(R,) the examples in the order of the batch's rows; None, and a note, where that order is not proven."""
+        loader = self._loader
+        if loader is None or loader.trusts_collate:
+            return indices
+        if proof is None or proof.items not in (len(indices), -1):
+            self._note("it is not known which items the loader's collate function was given")
+        elif proof.rows is not None:
+            found = indices[proof.rows]
+            if len(found) != len(indices):
+                self._note(OTHER_ROWS)  # and so they cannot be counted
+            elif not np.array_equal(found, indices):
+                if not isinstance(self.sequence, np.ndarray) or self.sequence is self.indices:
+                    self.sequence = np.array(self.sequence)
+                self._write(start, found)
+            return found
+        elif proof.why == DISAGREE:
+            self._note(
+                "the loader's collate function puts the examples of a batch into another order, and its tensors do not "
+                "agree on which"
+            )
+        else:
+            verdict = loader.keeps_order(indices.tolist())
+            if verdict == "keeps":
+                return indices
+            self._note(
+                "the loader's collate function changes the examples of a batch, so that their rows cannot be "
+                "recognized, and "
+                + ("puts them into another order" if verdict == "reorders" else "may put them into another order")
+            )
+        return None
+
+    def _write(self, start: int, indices: IntArray) -> None:
+        room = self.sequence[start : start + len(indices)]  # less where a batch sampler adds examples
+        room[:] = indices[: len(room)]
 
     def _rows_of(self, data: Any) -> int:
         """Examples of a full batch: as many as the loader says, or as its tensors have rows, or as in a step."""

@@ -209,7 +209,7 @@ class LayerHook(ModelHook):
         except NoBatchDimension as problem:
             if compiling:
                 layer.miss(str(problem), layer.broken)
-            elif layer.layout is None or not row_layouts(call.input.shape, call.batch):
+            elif layer.layout is None or not _may_lie(call):
                 layer.leave_out(str(problem))
         except Exception as error:
             if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line
@@ -275,6 +275,14 @@ class _NodeHook:
         except Exception as error:
             layer.fail(error)
             self.recorder.checks.spoil(owner)
+
+
+def _may_lie(call: Call) -> bool:
+    """Whether the shape of a call's input allows the batch's examples to lie in it in any way."""
+    try:
+        return bool(row_layouts(call.input.shape, call.batch))
+    except NoBatchDimension:  # it is no tensor
+        return False
 
 
 def _is_flat(x: Any, batch: int) -> bool:
