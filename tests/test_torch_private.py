@@ -525,11 +525,19 @@ def test_storage_of_and_rebuilt() -> None:
 def test_is_called_by_compiled_code(compiler: Any) -> None:
     seen: list[bool] = []
 
-    def look(x: Tensor) -> Tensor:
-        seen.append(torch_private.is_called_by_compiled_code())
-        return x
+    class Look:
+        def __call__(self, module: Any, args: Any) -> None:
+            seen.append(torch_private.is_called_by_compiled_code())
 
-    outside = torch.compiler.disable(look)
-    torch.compile(lambda x: outside(x.sin()).cos(), backend="eager")(torch.ones(2))
-    look(torch.ones(2))
-    assert seen == [True, False]
+    torch_private.run_as_it_is(Look.__call__)
+
+    class Own(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin()
+
+    model = Own()
+    model.register_forward_pre_hook(Look())
+    torch.compile(model, backend="eager")(torch.ones(2))
+    torch.compiler.disable(model)(torch.ones(2))
+    model(torch.ones(2))
+    assert seen == [True, False, False]

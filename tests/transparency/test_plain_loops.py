@@ -354,14 +354,15 @@ class Packed(nn.Module):
 
     def __init__(self, start: int = 0) -> None:
         super().__init__()
+        self.front = nn.Linear(1, 1)
         self.cell, self.out, self.start = nn.GRU(1, 5, batch_first=True), nn.Linear(5, 1), start
 
     def forward(self, x: Tensor) -> Tensor:
         CALLS["forward"] += 1
         if CALLS["forward"] < self.start:
-            return self.out(self.cell(x[:, :, None])[0][:, -1])  # type: ignore[no-any-return]
+            return self.out(self.cell(self.front(x[:, :, None]))[0][:, -1])  # type: ignore[no-any-return]
         lengths = 2 + (x[:, 0].abs() * 10).long() % 4
-        packed = pack_padded_sequence(x[:, :, None], lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(self.front(x[:, :, None]), lengths, batch_first=True, enforce_sorted=False)
         hidden, _ = pad_packed_sequence(self.cell(packed)[0], batch_first=True)
         return self.out(hidden[torch.arange(len(x)), lengths - 1])  # type: ignore[no-any-return]
 
