@@ -304,6 +304,12 @@ class Progress:
             self.doubtful.append(claimed)
         return claimed
 
+    def uncount(self) -> None:
+        """What was claimed is not believed: forget it, and who has laid claim to what."""
+        self.claimed = self.start
+        self.doubtful.clear()
+        self.suspect.clear()
+
     def advance(self, rows: int, handed_out: int) -> None:
         """A pass over `rows` examples is behind us: how far the loop has come."""
         self.observed = True

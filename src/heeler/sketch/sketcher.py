@@ -124,6 +124,16 @@ class Sketcher:
         return self._backwards.count
 
     @property
+    def window(self) -> int:
+        """Of the last backward: the same for all between which no weights changed and no gradients were cleared."""
+        return self._backwards.window
+
+    @property
+    def batch_dim(self) -> int:
+        """The batch's dimension in the model's first tensor argument."""
+        return self._recorder.batch_dim
+
+    @property
     def enabled(self) -> bool:
         """False: the hooks do nothing and open no pass."""
         return self._recorder.enabled
