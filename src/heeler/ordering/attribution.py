@@ -23,7 +23,7 @@ from torch import Tensor
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.epoch import Epoch
-from heeler.ordering.evidence import Evidence, Reading
+from heeler.ordering.evidence import Evidence, Reading, View
 from heeler.ordering.fingerprint import PRINT, fingerprint
 from heeler.ordering.host_copy import CHUNK, HostCopy
 from heeler.ordering.matching import AMBIGUOUS, HandedOut, Look, same_memory, same_rows
@@ -38,6 +38,7 @@ NAME = (
 UNPROVEN = (
     "the loop changes the batches before the model sees them, and nothing shows that it keeps the order of their rows"
 )
+FOREIGN = "its inputs are not those of a batch that the loader handed out"
 NOT_DRAWN = "no batch has been drawn from the sampler: does your loader use it, as in DataLoader(..., sampler=sampler)?"
 _ROW_BITS = 24
 
@@ -80,7 +81,7 @@ class Waiting(NamedTuple):
     """A pass that is counted, until there is evidence that the count is right."""
 
     known: Known
-    readings: dict[int, Reading]
+    readings: dict[View, Reading]
 
 
 class Attribution:
@@ -105,10 +106,10 @@ class Attribution:
         self._knows = False
         """A pass of this epoch was known by its inputs."""
         self._evidence = Evidence()
-        self._believed: int | None = None
-        """The tensor of batches that proves that counting is right."""
+        self._believed: View | None = None
+        """What proves that counting is right."""
         self._rejected = False
-        """There is no such tensor."""
+        """Nothing does."""
         self._waiting: deque[Waiting] = deque()
         self._named: IntArray | None = None
         self.named_passes = 0
@@ -155,7 +156,7 @@ class Attribution:
                     break
                 stamp.recent += recent
             if stamp.indices is None and seen:
-                stamp.prints = fingerprint(inputs, with_bands=not self._knows)
+                stamp.prints = fingerprint(inputs)
                 stamp.size, stamp.dtype = inputs.numel() // rows, inputs.dtype
         stamp.progress.forwards += 1
         return stamp
@@ -221,8 +222,7 @@ class Attribution:
 
     def settle(self) -> Iterator[Rows]:
         """All that waits, at an epoch's end or for a state to be saved. Passes that nothing proves are left out."""
-        if self._waiting:
-            self._leave_out_waiting(UNPROVEN)
+        self._leave_out_waiting()
         yield from self._filed(self._sums.close())
 
     def _added(self, known: Known) -> list[Rows]:
@@ -255,22 +255,19 @@ class Attribution:
             found = same_rows(look, stamp.recent)
         if found is not None:
             if stamp.named is None:
-                self._know()
+                self._knows = True
+                stamp.progress.confirm(found)
             yield from self._known(stamp, window, found, rows)
         elif look is None:
             yield from self._counted(stamp, window, rows)
-        elif self._knows or stamp.progress.uncertain:
-            self._foreign(stamp)
-        elif self._rejected:
-            self._ignore(UNPROVEN)
+        elif self._rejected or stamp.progress.uncertain or (self._knows and not stamp.progress.has(stamp.handed_out)):
+            self._ignore(self._why_unknown(stamp.progress))
         else:
             for known in self._counted(stamp, window, rows):
                 yield from self._weighed(stamp, known, look)
 
-    def _know(self) -> None:
-        if self._waiting:
-            self._leave_out_waiting("its inputs are not those of a batch that the loader handed out")
-        self._knows = True
+    def _why_unknown(self, progress: Progress) -> str:
+        return progress.uncertain[0] if progress.uncertain else FOREIGN if self._knows else UNPROVEN
 
     def _known(self, stamp: Stamp, window: int, indices: IntArray, rows: Floats) -> Iterator[Known]:
         known = indices != AMBIGUOUS
@@ -308,7 +305,7 @@ class Attribution:
     def _weighed(self, stamp: Stamp, known: Known, look: Look) -> Iterator[Known]:
         """A pass that was counted, and others, once there is evidence that the loop keeps the order of batches."""
         if len(known.indices) < len(look.prints):
-            self._ignore(UNPROVEN)
+            self._ignore(self._why_unknown(known.progress))
             return
         sizes = [len(b.indices) for b in stamp.recent if b.indices is not None and known.indices[0] in b.indices]
         size = max(sizes, default=1)
@@ -329,17 +326,14 @@ class Attribution:
                     self._ignore("its rows are not in the order of the batch that it was counted as")
         elif self._evidence.is_exhausted:
             self._rejected = True
-            self._leave_out_waiting(UNPROVEN)
+            self._leave_out_waiting()
 
-    def _leave_out_waiting(self, why: str) -> None:
+    def _leave_out_waiting(self) -> None:
         """And count as if they had not been counted."""
         while self._waiting:
-            self._waiting.popleft().known.progress.uncount()
-            self._ignore(why)
-
-    def _foreign(self, stamp: Stamp) -> None:
-        causes = stamp.progress.uncertain
-        self._ignore(causes[0] if causes else "its inputs are not those of a batch that the loader handed out")
+            progress = self._waiting.popleft().known.progress
+            progress.uncount()
+            self._ignore(self._why_unknown(progress))
 
     # At the epoch's end
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import numpy as np
 
 from heeler.herding.validate import IntArray
@@ -18,73 +16,74 @@ Reading = tuple[Floats, Floats, float]
 """(n,) similarities of a pass's rows to their own examples and to the best other one, and the chance of a hit."""
 
 
+View = tuple[int, int, int]
+"""One of the tensors that batches have, and from where to where its rows' numbers are looked at."""
+
+
 class _Witness:
-    """One of the tensors that batches have."""
+    """How a view goes with the passes so far."""
 
     def __init__(self) -> None:
         self.tally = Tally()
-        self._rows, self._others = Columns(), Columns()
-        self._met: weakref.WeakSet[HeldTensor] = weakref.WeakSet()
+        self._rows, self._counted = Columns(), Columns()
 
-    def similarity(self, look: Look, held: list[HeldTensor]) -> Floats:
-        """(n, m) of a pass's rows to all rows of these tensors."""
-        if not look.dtype.is_floating_point:
-            places = min(PLACES, look.size)
-            return equal_share(look.prints[:, :places], np.concatenate([_numbers(each)[:, :places] for each in held]))
-        for each in held:
-            if each not in self._met:
-                self._met.add(each)
-                self._others.add(_numbers(each))
-        rows = look.prints[:, : PLACES + BANDS]
+    def correlation(self, rows: Floats, counted: Floats, all_rows: Floats) -> Floats:
+        """(n, m) of a pass's rows with all examples' rows; counted: (n, c) those that they are counted as.
+
+        If the count is right, these have all that the pass's columns had before the loop scaled and shifted them.
+        """
         self._rows.add(rows)
-        return correlation(
-            self._rows.standardize(rows), self._others.standardize(np.concatenate([_numbers(each) for each in held]))
-        )
+        self._counted.add(counted)
+        return correlation(self._rows.standardize(rows), self._counted.standardize(all_rows))
 
 
 class Evidence:
     """Weighs passes, one after the other."""
 
     def __init__(self) -> None:
-        self._witnesses: dict[int, _Witness] = {}
+        self._witnesses: dict[View, _Witness] = {}
 
-    def weigh(self, look: Look, counted: IntArray, recent: list[HandedOut], chance: float) -> dict[int, Reading]:
-        """What the tensors of the batches say of a pass. counted: (n,) the examples that its rows are counted as.
+    def weigh(self, look: Look, counted: IntArray, recent: list[HandedOut], chance: float) -> dict[View, Reading]:
+        """What the batches' tensors say of a pass. counted: (n,) the examples that its rows are counted as.
 
         chance: of a hit, if the order within the batch was lost.
         """
         batches = [batch for batch in recent[:NEAREST] if batch.indices is not None]
-        readings = {}
+        readings: dict[View, Reading] = {}
         for place in _comparable(look, batches):
-            held = [(batch.indices, batch.held[place]) for batch in batches if len(batch.held) > place]
+            held = [(b.indices, b.held[place]) for b in batches if len(b.held) > place and b.indices is not None]
             held = [(indices, each) for indices, each in held if each.places is not None]
-            witness = self._witnesses.setdefault(place, _Witness())
-            similar = witness.similarity(look, [each for _, each in held])
-            own = counted[:, None] == np.concatenate([indices for indices, _ in held if indices is not None])[None]
-            # A row whose example is not there has nothing to be compared with: it ties.
-            its = np.where(own, similar, -np.inf).max(1)
-            other = np.where(own, -np.inf, similar).max(1)
-            lone = ~own.any(1) | own.all(1)
-            reading = np.where(lone, 0, its), np.where(lone, 0, other), chance
-            witness.tally.add(*reading)
-            readings[place] = reading
+            own = counted[:, None] == np.concatenate([indices for indices, _ in held])[None]
+            if not own.any(1).all() or own.all(1).any():
+                continue  # nothing to compare with
+            numbers = np.concatenate([_numbers(each) for _, each in held])
+            for first, end in _views(look):
+                view = place, first, end
+                witness = self._witnesses.setdefault(view, _Witness())
+                rows, all_rows = look.prints[:, first:end], numbers[:, first:end]
+                if look.dtype.is_floating_point:
+                    similar = witness.correlation(rows, all_rows[own.argmax(1)], all_rows)
+                else:
+                    similar = equal_share(rows, all_rows)
+                reading = np.where(own, similar, -2).max(1), np.where(own, -2, similar).max(1), chance
+                witness.tally.add(*reading)
+                readings[view] = reading
         return readings
 
     @property
-    def believed(self) -> int | None:
-        """The tensor that proves the count right; None where none does."""
+    def believed(self) -> View | None:
+        """The view that proves the count right; None where none does."""
         asked = len(self._witnesses)
-        found = (place for place, witness in self._witnesses.items() if witness.tally.is_enough(asked))
-        return next(found, None)
+        return next((view for view, witness in self._witnesses.items() if witness.tally.is_enough(asked)), None)
 
     @property
     def is_exhausted(self) -> bool:
         """Whether none will."""
         return all(witness.tally.is_exhausted for witness in self._witnesses.values())
 
-    def fits(self, place: int, readings: dict[int, Reading]) -> bool:
-        """Whether a pass is in order, by the tensor that proves the count."""
-        return place in readings and self._witnesses[place].tally.fits(*readings[place])
+    def fits(self, view: View, readings: dict[View, Reading]) -> bool:
+        """Whether a pass is in order, by the view that proves the count."""
+        return view in readings and self._witnesses[view].tally.fits(*readings[view])
 
 
 def _comparable(look: Look, batches: list[HandedOut]) -> list[int]:
@@ -97,6 +96,13 @@ def _comparable(look: Look, batches: list[HandedOut]) -> list[int]:
     ]
     same = any(exact for exact, _ in fit)
     return [place for exact, place in fit if exact or not same]
+
+
+def _views(look: Look) -> list[tuple[int, int]]:
+    """Of an image that is moved or flipped, means tell more than single numbers do."""
+    if not look.dtype.is_floating_point or look.size <= PLACES:
+        return [(0, min(PLACES, look.size))]
+    return [(0, PLACES + BANDS), (PLACES, PLACES + BANDS)]
 
 
 def _numbers(held: HeldTensor) -> Floats:

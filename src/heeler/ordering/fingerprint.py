@@ -31,12 +31,11 @@ _GROUP = 1 << 16  # words of 64 bits that are hashed at a time on the host: what
 Floats = NDArray[np.float32]
 
 
-def fingerprint(x: Tensor, with_bands: bool = True) -> Tensor:
-    """(n, PRINT) float32, on the tensor's device. with_bands: else zeros stand in their place."""
+def fingerprint(x: Tensor) -> Tensor:
+    """(n, PRINT) float32, on the tensor's device."""
     flat = x.detach().reshape(len(x), -1)
-    places, hashes = places_of(flat), (hash_of(flat)[:, None] >> _shifts(x.device)) & ((1 << _BITS) - 1)
-    bands = bands_of(flat) if with_bands else places.new_zeros(len(x), BANDS)
-    return torch.cat([places, bands, hashes.float()], 1)
+    pieces = (hash_of(flat)[:, None] >> _shifts(x.device)) & ((1 << _BITS) - 1)
+    return torch.cat([places_of(flat), bands_of(flat), pieces.float()], 1)
 
 
 def places_of(flat: Tensor) -> Tensor:

@@ -19,10 +19,14 @@ ODD = 1e-3
 """A pass is left out if one that is right had this probability to look like it."""
 ENOUGH = 256
 """Rows after which it is decided, one way or the other."""
-ALIKE, UNLIKE = 0.9, 0.5
-"""A row that is that similar to another example, and so little to its own, is the other's."""
-RARE = 0.01
-"""As often it may look so although the count is right."""
+ALIKE, UNLIKE = 2.0, 3.5
+"""Deviations below the usual similarity: a row that is so similar to another example, and so little to its own, is the
+other's."""
+KEPT = 1024
+"""Similarities by which it is told what is usual."""
+RARE, PART = 0.0001, 0.2
+"""As often it may look so although the count is right: so rarely, or in that part of all misses where there are many,
+as with images that are moved or noised."""
 
 
 def equal_share(rows: Floats, others: Floats) -> Floats:
@@ -103,20 +107,24 @@ class Tally:
     def __init__(self) -> None:
         self._hits = self._trials = self._others = self._rows = 0
         self._chance = 0.0
+        self._usual: list[float] = []
+        """Similarities of rows to their own examples, where these are the most similar."""
 
     def add(self, own: Floats, best_other: Floats, chance: float) -> None:
         """own: to their own examples. best_other: to the most similar other one.
 
         chance: of a hit, if the order within a batch was lost.
         """
-        hits, trials, others = _counts(own, best_other)
+        hits, trials = _counts(own, best_other)
+        self._usual = (self._usual + own[own > best_other].tolist())[-KEPT:]
         self._rows += len(own)
-        self._hits, self._trials, self._others = self._hits + hits, self._trials + trials, self._others + others
+        self._hits, self._trials = self._hits + hits, self._trials + trials
+        self._others += self._of_others(own, best_other)
         self._chance = max(self._chance, chance)
 
     def is_enough(self, asked: int) -> bool:
         """Whether the count is right. asked: how many tallies are, so that one may look right by chance."""
-        if upper_tail(self._others, self._trials, RARE) < ODD:
+        if upper_tail(self._others, self._trials, max(self._expected, 100 * RARE)) < ODD:
             return False
         return upper_tail(self._hits, self._trials, self._chance) * asked < CHANCE
 
@@ -127,21 +135,31 @@ class Tally:
 
     def fits(self, own: Floats, best_other: Floats, chance: float) -> bool:
         """Whether a pass that was added is in its order as the others are."""
-        hits, trials, others = _counts(own, best_other)
+        hits, trials = _counts(own, best_other)
         rate = min((self._hits + 1) / (self._trials + 2), 1 - 1e-4)
-        if upper_tail(others, trials, 1e-2 * RARE) < ODD or lower_tail(hits, trials, rate) < ODD:
+        if upper_tail(self._of_others(own, best_other), trials, self._expected) < ODD:
             return False
-        if rate <= chance:
+        if lower_tail(hits, trials, rate) < ODD or rate <= chance:
             return trials == 0
         # How much likelier it is in order than not, against what a pass without a miss would have.
         hit, miss = math.log(rate / chance), math.log((1 - rate) / (1 - chance))
         return hits * hit + (trials - hits) * miss >= min(3.0, trials * hit / 2)
 
+    @property
+    def _expected(self) -> float:
+        """The share of rows that look like another example's although the count is right."""
+        misses = self._trials - self._hits - self._others
+        return max(RARE, PART * misses / max(self._trials, 1))
 
-def _counts(own: Floats, best_other: Floats) -> tuple[int, int, int]:
-    """Hits, rows that tell something, and rows that are another example's.
+    def _of_others(self, own: Floats, best_other: Floats) -> int:
+        """How many rows are another example's: more like that one, as usual for the right one, than like their own."""
+        if not self._usual:
+            return 0
+        middle = float(np.median(self._usual))
+        deviation = 1.5 * float(np.median(np.abs(np.array(self._usual) - middle))) + 0.02
+        return int(((best_other > middle - ALIKE * deviation) & (own < middle - UNLIKE * deviation)).sum())
 
-    A tie tells nothing: examples may be equal where it was looked.
-    """
-    others = (best_other > ALIKE) & (own < UNLIKE)
-    return int((own > best_other).sum()), int((own != best_other).sum()), int(others.sum())
+
+def _counts(own: Floats, best_other: Floats) -> tuple[int, int]:
+    """Hits, and rows that tell something. A tie tells nothing: examples may be equal where it was looked."""
+    return int((own > best_other).sum()), int((own != best_other).sum())
