@@ -220,10 +220,10 @@ class Attribution:
         if wait and keeps_table:
             yield from self._filed(self._sums.flush())
 
-    def settle(self) -> Iterator[Rows]:
+    def settle(self, keeps_table: bool) -> Iterator[Rows]:
         """All that waits, at an epoch's end or for a state to be saved. Passes that nothing proves are left out."""
         self._leave_out_waiting()
-        yield from self._filed(self._sums.close())
+        yield from self._filed(self._sums.flush() if keeps_table else self._sums.close())
 
     def _added(self, known: Known) -> list[Rows]:
         rows = self._sums.add(known.progress, known.window, *_distinct(known.indices, known.vectors))

@@ -7,7 +7,7 @@ import numpy as np
 from heeler.herding.validate import IntArray
 from heeler.ordering.fingerprint import BANDS, PLACES
 from heeler.ordering.matching import HandedOut, HeldTensor, Look
-from heeler.ordering.similarity import Columns, Floats, Tally, correlation, equal_share
+from heeler.ordering.similarity import ENOUGH, Columns, Floats, Tally, correlation, equal_share
 
 NEAREST = 16
 """Batches whose rows are compared with, at most."""
@@ -42,6 +42,7 @@ class Evidence:
 
     def __init__(self) -> None:
         self._witnesses: dict[View, _Witness] = {}
+        self._rows = 0
 
     def weigh(self, look: Look, counted: IntArray, recent: list[HandedOut], chance: float) -> dict[View, Reading]:
         """What the batches' tensors say of a pass. counted: (n,) the examples that its rows are counted as.
@@ -50,6 +51,7 @@ class Evidence:
         """
         batches = [batch for batch in recent[:NEAREST] if batch.indices is not None]
         readings: dict[View, Reading] = {}
+        self._rows += len(counted)
         for place in _comparable(look, batches):
             held = [(b.indices, b.held[place]) for b in batches if len(b.held) > place and b.indices is not None]
             held = [(indices, each) for indices, each in held if each.places is not None]
@@ -79,7 +81,7 @@ class Evidence:
     @property
     def is_exhausted(self) -> bool:
         """Whether none will."""
-        return all(witness.tally.is_exhausted for witness in self._witnesses.values())
+        return self._rows >= ENOUGH and all(witness.tally.is_exhausted for witness in self._witnesses.values())
 
     def fits(self, view: View, readings: dict[View, Reading]) -> bool:
         """Whether a pass is in order, by the view that proves the count."""

@@ -285,7 +285,7 @@ class Session:
     def _settle(self) -> None:
         """Store all that can be stored."""
         self.drain(wait=True)
-        for indices, vectors in self.attribution.settle():
+        for indices, vectors in self.attribution.settle(self.rule.keeps_table):
             self._observe(indices, vectors)
 
     def _forget_all(self) -> None:

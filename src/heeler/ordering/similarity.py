@@ -53,7 +53,7 @@ def upper_tail(hits: int, trials: int, chance: float) -> float:
 
 def lower_tail(hits: int, trials: int, chance: float) -> float:
     """The probability of at most so many hits."""
-    return _sum_of_terms(range(hits + 1), trials, chance)
+    return _sum_of_terms(range(min(hits, trials) + 1), trials, chance)
 
 
 def _sum_of_terms(counts: range, trials: int, chance: float) -> float:
