@@ -463,6 +463,40 @@ def test_passes_about_something_else_before_any_that_is_known_are_said(caplog: p
     assert "its inputs are not those of a batch" in caplog.text
 
 
+def test_a_pass_about_something_else_takes_no_example_away_from_known_ones() -> None:
+    """All batches are there when it comes, so that it is counted as the first of them."""
+    dataset, model, _, handle, loader = attached(examples=64)
+    for step, batch in enumerate(list(loader)):
+        if step == 0:
+            backward(model, [torch.randn(8, 5), batch[1]])
+        backward(model, batch)
+    next(iter(loader))
+    check_filed(handle, dataset, model)
+    assert handle.ignored_passes == 1
+
+
+def test_inputs_that_cannot_be_read_are_left_out_and_do_not_break_training(caplog: pytest.LogCaptureFixture) -> None:
+    class Sparse(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.to_dense())
+
+    dataset, _ = problem(32)
+    model = Sparse()
+    sampler = heeler.Sampler(dataset, batch_size=8)
+    handle = heeler.attach(model, sampler)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for inputs, targets in DataLoader(dataset, batch_size=8, sampler=sampler):
+            torch.nn.functional.mse_loss(model(inputs.to_sparse()), targets).backward()
+        handle.metrics()
+    assert model.layer.weight.grad is not None
+    assert handle.ignored_passes == 4
+    assert "nothing shows" in caplog.text
+
+
 # The count at an epoch's end
 
 

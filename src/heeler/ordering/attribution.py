@@ -26,7 +26,7 @@ from heeler.ordering.epoch import Epoch
 from heeler.ordering.evidence import Evidence, Reading, View
 from heeler.ordering.fingerprint import PRINT, fingerprint
 from heeler.ordering.host_copy import CHUNK, HostCopy
-from heeler.ordering.matching import AMBIGUOUS, HandedOut, Look, same_memory, same_rows
+from heeler.ordering.matching import AMBIGUOUS, HandedOut, Look, is_plain, same_memory, same_rows
 from heeler.ordering.progress import Progress
 from heeler.ordering.step_sums import Rows, StepSums
 
@@ -64,6 +64,8 @@ class Stamp:
     """The prints travel from a GPU with the sketches, as further columns."""
     recent: list[HandedOut] = field(default_factory=list)
     """The batches that it may be about."""
+    is_opaque: bool = False
+    """Nobody can say what its inputs look like, though batches can be seen."""
     is_mean: bool = True
     """The loss is a mean over its rows."""
 
@@ -146,6 +148,8 @@ class Attribution:
         inputs: the model's, with its examples in front. is_mean: the loss is a mean over them.
         """
         stamp = Stamp(progress, rows, progress.handed_out, progress.batches, self._named, is_mean=is_mean)
+        if inputs is not None and not is_plain(inputs):
+            stamp.is_opaque, inputs = progress.sees_batches, None
         if self._named is None and inputs is not None and len(inputs) == rows and inputs.numel():
             seen = [each for each in (progress, *others) if each.sees_batches]
             for each in seen:
@@ -258,6 +262,8 @@ class Attribution:
                 self._knows = True
                 stamp.progress.confirm(found)
             yield from self._known(stamp, window, found, rows)
+        elif stamp.is_opaque:
+            self._ignore(self._why_unknown(stamp.progress))
         elif look is None:
             yield from self._counted(stamp, window, rows)
         elif self._rejected or stamp.progress.uncertain or (self._knows and not stamp.progress.has(stamp.handed_out)):

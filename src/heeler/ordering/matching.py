@@ -52,8 +52,8 @@ class HeldTensor:
         # On the host it is kept, to be compared with copies; a GPU's memory is not ours to fill.
         self._held = tensor if keeps and on_host else weakref.ref(tensor)
         self._version = _version(tensor)
-        self.size, self.dtype = tensor[0].numel() if len(tensor) else 0, tensor.dtype
-        reads = keeps and on_host and self.size > 0
+        self.size, self.dtype = tensor.shape[1:].numel(), tensor.dtype
+        reads = keeps and on_host and tensor.numel() > 0 and is_plain(tensor)
         flat = tensor.detach().reshape(len(tensor), -1) if reads else None
         self._copy = flat.clone() if flat is not None and flat.numel() <= SMALL else None
         self.places: Floats | None = None if flat is None else places_of(flat).numpy()
@@ -126,6 +126,11 @@ class HandedOut:
     def lengths(data: Any) -> list[int]:
         """Of all tensors in a batch."""
         return [len(t) for t in _tensors(data) if t.ndim]
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether it is made of numbers, one behind the other, that can be compared."""
+    return x.layout is torch.strided and not (x.is_nested or x.is_quantized or x.is_complex())
 
 
 def same_memory(x: Tensor, batches: list[HandedOut]) -> IntArray | None:
