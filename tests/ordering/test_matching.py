@@ -23,7 +23,7 @@ def batch(data: object, first: int = 0, size: int = 8) -> HandedOut:
 
 def found(x: torch.Tensor, *batches: HandedOut) -> list[int] | None:
     known = same_rows(look(x), list(batches))
-    return None if known is None else known.tolist()
+    return None if known is None else known.indices.tolist()
 
 
 # Hashes
@@ -56,9 +56,18 @@ def test_large_tensors_are_hashed_in_groups() -> None:
     assert torch.equal(hash_of(x), torch.cat([hash_of(row[None]) for row in x]))
 
 
-def test_hashes_do_not_collide() -> None:
-    x = torch.randint(0, 2, (20000, 40)).float()
-    distinct = len(np.unique(x.numpy(), axis=0))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("kind", ["binary", "small", "pairs", "one hot"])
+def test_hashes_do_not_collide(dtype: torch.dtype, kind: str) -> None:
+    """Among 20,000 rows of the kinds that hashes are bad at: few values, in few bits, in pairs that are alike."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 5 if kind == "small" else 2, (20000, 40), generator=generator)
+    if kind == "pairs":
+        x = x[:, :20].repeat_interleave(2, 1)
+    elif kind == "one hot":
+        x = torch.nn.functional.one_hot(torch.arange(2000), 2000)
+    x = x.to(dtype)
+    distinct = len(np.unique(x.float().numpy(), axis=0))
     assert len(np.unique(keys_of(x))) == distinct
     assert len(np.unique(fingerprint(x)[:, -PIECES:].numpy(), axis=0)) == distinct
 

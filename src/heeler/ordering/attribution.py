@@ -26,7 +26,7 @@ from heeler.ordering.epoch import Epoch
 from heeler.ordering.evidence import Evidence, Reading, View
 from heeler.ordering.fingerprint import PRINT, fingerprint
 from heeler.ordering.host_copy import CHUNK, HostCopy
-from heeler.ordering.matching import AMBIGUOUS, HandedOut, Look, is_plain, same_memory, same_rows
+from heeler.ordering.matching import AMBIGUOUS, HandedOut, Look, Match, is_plain, same_memory, same_rows
 from heeler.ordering.progress import Progress
 from heeler.ordering.step_sums import Rows, StepSums
 
@@ -79,11 +79,21 @@ class Known(NamedTuple):
     vectors: Floats
 
 
+class Spoiled(NamedTuple):
+    """A pass that is left out. examples: those that it may have been about, whose sums are not whole without it."""
+
+    progress: Progress
+    window: int
+    examples: frozenset[int]
+
+
 class Waiting(NamedTuple):
     """A pass that is counted, until there is evidence that the count is right."""
 
     known: Known
     readings: dict[View, Reading]
+    around: frozenset[int]
+    """The examples that it may be about if it is not."""
 
 
 class Attribution:
@@ -229,7 +239,9 @@ class Attribution:
         self._leave_out_waiting()
         yield from self._filed(self._sums.flush() if keeps_table else self._sums.close())
 
-    def _added(self, known: Known) -> list[Rows]:
+    def _added(self, known: Known | Spoiled) -> list[Rows]:
+        if isinstance(known, Spoiled):
+            return self._sums.spoil(*known)
         rows = self._sums.add(known.progress, known.window, *_distinct(known.indices, known.vectors))
         if self._sums.lost:
             self._say(
@@ -247,20 +259,21 @@ class Attribution:
         self.filed += new
         yield indices, np.concatenate([v for _, v in ready])
 
-    def _resolved(self, stamp: Stamp, window: int, rows: Floats) -> Iterator[Known]:
+    def _resolved(self, stamp: Stamp, window: int, rows: Floats) -> Iterator[Known | Spoiled]:
         """The passes that are decided now, this one and those that waited."""
         look = None
         if stamp.prints is not None:
             prints = rows[:, -PRINT:] if stamp.carried else stamp.prints.cpu().numpy()
             look = Look(np.ascontiguousarray(prints), stamp.size, stamp.dtype)
         rows = rows[:, :-PRINT] if stamp.carried else rows
-        found = stamp.named if stamp.named is not None else stamp.indices
+        indices = stamp.named if stamp.named is not None else stamp.indices
+        found = None if indices is None else Match(indices)
         if found is None and look is not None:
             found = same_rows(look, stamp.recent)
         if found is not None:
             if stamp.named is None:
                 self._knows = True
-                stamp.progress.confirm(found)
+                stamp.progress.confirm(found.indices)
             yield from self._known(stamp, window, found, rows)
         elif stamp.is_opaque:
             self._ignore(self._why_unknown(stamp.progress))
@@ -270,14 +283,16 @@ class Attribution:
             self._ignore(self._why_unknown(stamp.progress))
         else:
             for known in self._counted(stamp, window, rows):
-                yield from self._weighed(stamp, known, look)
+                yield from self._weighed(stamp, known, look) if isinstance(known, Known) else [known]
 
     def _why_unknown(self, progress: Progress) -> str:
         return progress.uncertain[0] if progress.uncertain else FOREIGN if self._knows else UNPROVEN
 
-    def _known(self, stamp: Stamp, window: int, indices: IntArray, rows: Floats) -> Iterator[Known]:
-        known = indices != AMBIGUOUS
-        if not known.all():
+    def _known(self, stamp: Stamp, window: int, found: Match, rows: Floats) -> Iterator[Known | Spoiled]:
+        indices = found.indices
+        if found.rivals:
+            known = indices != AMBIGUOUS
+            yield Spoiled(stamp.progress, window, found.rivals)
             why = "several examples have the same rows, so that the rows alone do not tell which of them they are about"
             if not known.any():
                 self._ignore(why)
@@ -294,7 +309,7 @@ class Attribution:
 
     # Counting
 
-    def _counted(self, stamp: Stamp, window: int, rows: Floats) -> Iterator[Known]:
+    def _counted(self, stamp: Stamp, window: int, rows: Floats) -> Iterator[Known | Spoiled]:
         progress = stamp.progress
         if progress.uncertain:
             self._ignore(progress.uncertain[0])
@@ -304,23 +319,27 @@ class Attribution:
             # Another pass has been taken for this batch's, and it is not known which of them was right.
             progress.suspect.append(slice(max(progress.start, stamp.handed_out - len(rows)), stamp.handed_out))
             self._ignore("there were more passes, or rows, than the loader had handed out examples for")
+            if not self._knows:
+                yield Spoiled(progress, window, _examples_of(stamp.recent))
             return
         indices = progress.sequence[claimed]
         yield Known(progress, window, indices[indices >= 0], rows[indices >= 0])
 
-    def _weighed(self, stamp: Stamp, known: Known, look: Look) -> Iterator[Known]:
+    def _weighed(self, stamp: Stamp, known: Known, look: Look) -> Iterator[Known | Spoiled]:
         """A pass that was counted, and others, once there is evidence that the loop keeps the order of batches."""
-        if len(known.indices) < len(look.prints):
+        around = _examples_of(stamp.recent)
+        size = max((b.size for b in stamp.recent if _holds(b, known.indices)), default=0)
+        if len(known.indices) < len(look.prints) or not size:
             self._ignore(self._why_unknown(known.progress))
+            if not self._knows:
+                yield Spoiled(known.progress, known.window, around)
             return
-        sizes = [len(b.indices) for b in stamp.recent if b.indices is not None and known.indices[0] in b.indices]
-        size = max(sizes, default=1)
-        if size == 1 == len(known.indices) and stamp.handed_out == known.progress.claimed and not self._waiting:
+        if size == 1 and stamp.handed_out == known.progress.claimed and not self._waiting:
             yield known  # the only row that it can be about
             return
-        rivals = size if size > 1 else sum(len(b.indices) for b in stamp.recent if b.indices is not None)
-        readings = self._evidence.weigh(look, known.indices, stamp.recent, 1 / max(rivals, 1))
-        self._waiting.append(Waiting(known, readings))
+        chance = 1 / (size if size > 1 else max(len(around), 1))
+        readings = self._evidence.weigh(look, known.indices, stamp.recent, chance)
+        self._waiting.append(Waiting(known, readings, around))
         if self._believed is None:
             self._believed = self._evidence.believed
         if self._believed is not None:
@@ -330,6 +349,8 @@ class Attribution:
                     yield waiting.known
                 else:
                     self._ignore("its rows are not in the order of the batch that it was counted as")
+                    if not self._knows:
+                        yield Spoiled(waiting.known.progress, waiting.known.window, waiting.around)
         elif self._evidence.is_exhausted:
             self._rejected = True
             self._leave_out_waiting()
@@ -346,8 +367,10 @@ class Attribution:
     def misfiled(self, progress: Progress) -> IntArray:
         """The examples under which something else may be filed, and a word about it."""
         doubtful = progress.misfiled()
+        regretted = np.array(sorted(self._sums.regretted), np.int64)
+        self._sums.regretted.clear()
         if not doubtful:
-            return np.empty(0, np.int64)
+            return regretted
         self._say(
             "passes",
             "batches were handed out that no backward pass was about, or passes had other numbers of rows than "
@@ -355,7 +378,7 @@ class Attribution:
             len(doubtful),
             NAME,
         )
-        examples = np.concatenate([progress.sequence[part] for part in doubtful])
+        examples = np.concatenate([regretted, *(progress.sequence[part] for part in doubtful)])
         return examples[examples >= 0]
 
     def why(self, progress: Progress) -> str:
@@ -423,6 +446,14 @@ def _distinct(indices: IntArray, vectors: NDArray[np.float32]) -> Rows:
     total = np.zeros((len(found), vectors.shape[1]), np.float32)
     np.add.at(total, where, vectors)
     return found, total
+
+
+def _examples_of(batches: list[HandedOut]) -> frozenset[int]:
+    return frozenset(index for batch in batches if batch.indices is not None for index in batch.indices.tolist())
+
+
+def _holds(batch: HandedOut, indices: IntArray) -> bool:
+    return batch.indices is not None and bool(np.isin(indices, batch.indices).all())
 
 
 def _with_bits(bits: NDArray[np.uint8], indices: IntArray) -> tuple[NDArray[np.uint8], int]:

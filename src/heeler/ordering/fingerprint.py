@@ -26,6 +26,7 @@ PIECES = 3
 """Numbers that hold a hash, of 20 bits each."""
 PRINT = PLACES + BANDS + PIECES
 _BITS = 20
+_MIXER = 0x1B873593CC9E2D51
 _GROUP = 1 << 16  # words of 64 bits that are hashed at a time on the host: what fits into its cache
 
 Floats = NDArray[np.float32]
@@ -84,8 +85,8 @@ def keys_in(prints: Floats) -> IntArray:
 
 
 def _mixed(words: Tensor, factors: Tensor) -> Tensor:
-    mixed = words >> 32  # floats differ in their upper bits; a product would push these out
-    mixed ^= words
+    mixed = words * _MIXER  # floats often differ in their upper bits alone, which a product pushes out
+    mixed ^= mixed >> 32
     mixed *= factors
     total = mixed.sum(1)
     return total ^ (total >> 32)  # and the upper bits of a sum are the good ones: into those that are kept

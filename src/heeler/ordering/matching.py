@@ -44,6 +44,14 @@ class Look:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class Match:
+    """indices: (n,) the examples of a pass's rows, AMBIGUOUS where several have that row. rivals: those that have."""
+
+    indices: IntArray
+    rivals: frozenset[int] = frozenset()
+
+
 class HeldTensor:
     """A tensor of a batch, with a row per example, as it was handed out."""
 
@@ -161,8 +169,8 @@ def _reach(x: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
 
 
-def same_rows(look: Look, batches: list[HandedOut]) -> IntArray | None:
-    """(n,) the examples that a pass's rows are of, by content, or AMBIGUOUS; None if some row is of none."""
+def same_rows(look: Look, batches: list[HandedOut]) -> Match | None:
+    """The examples that a pass's rows are of, by content; None if some row is of none."""
     known = [batch for batch in batches if batch.indices is not None]
     for forms in (list(_pieces(look, known)), list(_windows(look, known))):
         found = _found(keys_in(look.prints), look.size, forms) if forms else None
@@ -219,7 +227,7 @@ def _offsets(look: Look, rows: Tensor) -> list[int]:
     return [int(offset) for offset in stands.any(0).nonzero()[:OFFSETS, 0]]
 
 
-def _found(rows: IntArray, size: int, forms: list[Form]) -> IntArray | None:
+def _found(rows: IntArray, size: int, forms: list[Form]) -> Match | None:
     """rows: (n,) hashes of a pass's rows. If they are one block of a batch in order, their places decide."""
     blocks: dict[bytes, IntArray] = {}
     for keys, indices in forms:
@@ -233,33 +241,36 @@ def _found(rows: IntArray, size: int, forms: list[Form]) -> IntArray | None:
             if len(blocks) > 1:
                 break
     if len(blocks) == 1:
-        return next(iter(blocks.values()))
+        return Match(next(iter(blocks.values())))
     if size < 2:  # single numbers, such as classes, are alike by chance: in another order they tell nothing
         return None
-    owner: dict[int, int] = {}
+    owners: dict[int, set[int]] = {}
     for keys, indices in forms:
         for key, index in zip(keys.tolist(), indices.tolist(), strict=True):
-            owner[key] = index if owner.get(key, index) == index else AMBIGUOUS
-    return _looked_up(rows.tolist(), owner)
+            owners.setdefault(key, set()).add(index)
+    return _looked_up(rows.tolist(), owners)
 
 
-def _found_by_places(look: Look, batches: list[HandedOut]) -> IntArray | None:
+def _found_by_places(look: Look, batches: list[HandedOut]) -> Match | None:
     """Of large tensors that were written to, some numbers are left: enough, if no row is like another."""
-    owner: dict[bytes, int] = {}
+    owners: dict[bytes, set[int]] = {}
     for indices, held in _candidates(look, batches):
         if held.size == look.size and held.dtype == look.dtype and held.size > PLACES and held.rows is None:
             assert held.places is not None
             for row, index in zip(held.places, indices.tolist(), strict=True):
-                owner[row.tobytes()] = index if owner.get(row.tobytes(), index) == index else AMBIGUOUS
-    places = np.ascontiguousarray(look.prints[:, :PLACES])
-    found = _looked_up([row.tobytes() for row in places], owner)
-    return None if found is None or (found == AMBIGUOUS).any() else found
+                owners.setdefault(row.tobytes(), set()).add(index)
+    found = _looked_up([row.tobytes() for row in np.ascontiguousarray(look.prints[:, :PLACES])], owners)
+    return None if found is None or found.rivals else found
 
 
-def _looked_up(keys: list[Any], owner: dict[Any, int]) -> IntArray | None:
+def _looked_up(keys: list[Any], owners: dict[Any, set[int]]) -> Match | None:
     """The owner of each; None if one has none."""
-    found = [owner.get(key) for key in keys]
-    return None if None in found else np.array(found, np.int64)
+    found = [owners.get(key) for key in keys]
+    sets = [each for each in found if each is not None]
+    if len(sets) < len(found):
+        return None
+    indices = np.array([next(iter(each)) if len(each) == 1 else AMBIGUOUS for each in sets], np.int64)
+    return Match(indices, frozenset().union(*(each for each in sets if len(each) > 1)))
 
 
 def _version(tensor: Tensor) -> int:

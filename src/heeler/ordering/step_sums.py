@@ -7,6 +7,7 @@ optimizer; after a step the newest one counts.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,15 @@ class _Block:
         self.vectors[places] += vectors
         self.is_new = True
 
-    def take(self) -> Rows:
-        self.is_new = False
-        return self.indices, self.vectors
+    def take(self, spoiled: set[int]) -> list[Rows]:
+        """What has changed since the last time, but for what is spoiled."""
+        was, self.is_new = self.is_new, False
+        if not was:
+            return []
+        if not spoiled:
+            return [(self.indices, self.vectors)]
+        good = np.array([index not in spoiled for index in self.indices.tolist()], bool)
+        return [(self.indices[good], self.vectors[good])] if good.any() else []
 
 
 class StepSums:
@@ -51,16 +58,16 @@ class StepSums:
         self._held = 0
         self._where: dict[int, tuple[_Block, int]] = {}
         self._gone: set[int] = set()
+        self._spoiled: set[int] = set()
+        self.regretted: set[int] = set()
+        """Examples whose sums were spoiled when they had been taken."""
 
     def add(self, of: Any, window: int, indices: IntArray, vectors: NDArray[np.float32]) -> list[Rows]:
         """A pass over distinct examples. Returns what is complete by now.
 
         of: the iteration that it belongs to. In another one, as after a step, the newest pass counts.
         """
-        done: list[Rows] = []
-        if self._window is None or self._window[0] is not of or self._window[1] != window:
-            done = self.close()
-            self._window = of, window
+        done = self._turn(of, window)
         found = [self._where.get(index) for index in indices.tolist()]
         fresh = np.array([place is None for place in found], bool)
         for block in {id(place[0]): place[0] for place in found if place is not None}.values():
@@ -78,6 +85,22 @@ class StepSums:
             done += self._let_go()
         return done
 
+    def spoil(self, of: Any, window: int, examples: Iterable[int]) -> list[Rows]:
+        """A pass was left out that may have been about these: without it their sums are not whole."""
+        done = self._turn(of, window)
+        self._spoiled.update(examples)
+        for block in self._blocks:
+            if not block.is_new:
+                self.regretted.update(self._spoiled.intersection(block.indices.tolist()))
+        return done
+
+    def _turn(self, of: Any, window: int) -> list[Rows]:
+        if self._window is not None and self._window[0] is of and self._window[1] == window:
+            return []
+        done = self.close()
+        self._window = of, window
+        return done
+
     def _hold(self, block: _Block) -> None:
         self._blocks.append(block)
         self._held += block.vectors.size
@@ -91,11 +114,11 @@ class StepSums:
             del self._where[index]
         if len(self._gone) < REMEMBERED:
             self._gone.update(block.indices.tolist())
-        return [block.take()] if block.is_new else []
+        return block.take(self._spoiled)
 
     def flush(self) -> list[Rows]:
         """What has changed. If further passes follow, the whole sums will come once more."""
-        return [block.take() for block in self._blocks if block.is_new]
+        return [rows for block in self._blocks for rows in block.take(self._spoiled)]
 
     def close(self) -> list[Rows]:
         """What has changed; nothing will be added to it."""
@@ -103,5 +126,6 @@ class StepSums:
         self._blocks.clear()
         self._where.clear()
         self._gone.clear()
+        self._spoiled.clear()
         self._held, self._window = 0, None
         return done
