@@ -165,7 +165,9 @@ def test_a_second_pass_over_a_batch_is_ignored_and_said_once(workers: int, caplo
     with caplog.at_level(logging.WARNING, "heeler"):
         for inputs, targets in loader:
             backward(model, [inputs, targets])
+            model.zero_grad()
             backward(model, [inputs + 1.0, targets])  # as SAM does, at other weights
+            model.zero_grad()
     check_filed(handle, dataset, model)
     assert handle.ignored_passes == len(loader)
     assert [record.message.count("handle.paused()") for record in caplog.records] == [1]
@@ -379,6 +381,33 @@ def test_changed_batches_beside_unchanged_ones_are_both_stored() -> None:
     calls = iter(range(100))
     handle, seen, wrong = changed_loop(lambda x: x if next(calls) % 3 == 1 else x * 1.5)
     assert (seen.mean(), wrong, handle.ignored_passes) == (1.0, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["alike", "less alike", "foreign"])
+def test_a_changed_view_of_a_known_batch_adds_up_or_spoils_it(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the same step, as for a loss of consistency. If it might be one, what is known is not the whole."""
+    dataset, model, _, handle, loader = attached(examples=64, batch_size=16)
+    where = {tuple(row.tolist()): i for i, row in enumerate(dataset.tensors[0])}
+    truth = true_gradients(dataset, model)
+    torch.manual_seed(1)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for x, y in loader:
+            indices = [where[tuple(row.tolist())] for row in x]
+            noise = torch.randn_like(x)
+            other = {"alike": x + 0.1 * noise, "less alike": x + 0.6 * noise, "foreign": noise}[kind]
+            backward(model, [x, y])
+            backward(model, [other, y])
+            if kind != "foreign":
+                with torch.no_grad(), handle.paused():
+                    residual = 2 * (model(other) - y)
+                truth[indices] += torch.cat([residual * other, residual], 1).numpy()
+            model.zero_grad()
+    rows, seen = filed(handle)
+    np.testing.assert_allclose(rows[seen], truth[seen], rtol=3e-3, atol=3e-3)
+    left_out = int((~seen).sum()) // 16
+    assert left_out > 0 if kind == "less alike" else left_out == 0
+    assert handle.ignored_passes == (4 if kind == "foreign" else left_out)
+    assert bool(caplog.records) == (kind != "alike")
 
 
 def test_masked_tokens_are_counted_and_permuted_ones_are_not(caplog: pytest.LogCaptureFixture) -> None:

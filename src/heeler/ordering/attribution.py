@@ -78,6 +78,10 @@ class Known(NamedTuple):
     indices: IntArray
     vectors: Floats
 
+    def is_before(self, progress: Progress, window: int, rows: int) -> bool:
+        """Whether a pass over so many rows may be about the same examples, before the same step."""
+        return self.progress is progress and self.window == window and len(np.unique(self.indices)) == rows > 1
+
 
 class Spoiled(NamedTuple):
     """A pass that is left out. examples: those that it may have been about, whose sums are not whole without it."""
@@ -117,6 +121,8 @@ class Attribution:
         """A bit per example that was filed in this epoch."""
         self._knows = False
         """A pass of this epoch was known by its inputs."""
+        self._last: Known | None = None
+        """The last that was."""
         self._evidence = Evidence()
         self._believed: View | None = None
         """What proves that counting is right."""
@@ -131,7 +137,7 @@ class Attribution:
     def begin_epoch(self) -> None:
         """Every epoch finds out anew whether passes can be known by their inputs."""
         self._knows, self._rejected, self._believed, self._evidence = False, False, None, Evidence()
-        self._seen, self.filed = np.zeros(0, np.uint8), 0
+        self._seen, self.filed, self._last = np.zeros(0, np.uint8), 0, None
 
     # At the forward
 
@@ -279,6 +285,8 @@ class Attribution:
             self._ignore(self._why_unknown(stamp.progress))
         elif look is None:
             yield from self._counted(stamp, window, rows)
+        elif self._last is not None and self._last.is_before(stamp.progress, window, len(rows)):
+            yield from self._view_of(self._last, stamp, look, rows)
         elif self._rejected or stamp.progress.uncertain or (self._knows and not stamp.progress.has(stamp.handed_out)):
             self._ignore(self._why_unknown(stamp.progress))
         else:
@@ -305,7 +313,19 @@ class Attribution:
             examples = len(np.unique(indices))
             if examples != len(indices):
                 rows = rows * np.float32(examples / len(indices))
+        self._last = Known(stamp.progress, window, indices, rows[:0])
         yield Known(stamp.progress, window, indices, rows)
+
+    def _view_of(self, last: Known, stamp: Stamp, look: Look, rows: Floats) -> Iterator[Known | Spoiled]:
+        """A pass after one that is known, before the same step: perhaps over the same examples, changed."""
+        evidence = Evidence()
+        evidence.weigh(look, last.indices, stamp.recent, 1 / len(rows))
+        if evidence.believed is not None:
+            yield Known(last.progress, last.window, last.indices, rows)
+            return
+        self._ignore(self._why_unknown(stamp.progress))
+        if evidence.is_likely:
+            yield Spoiled(last.progress, last.window, frozenset(last.indices.tolist()))
 
     # Counting
 

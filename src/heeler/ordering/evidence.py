@@ -79,6 +79,11 @@ class Evidence:
         return next((view for view, witness in self._witnesses.items() if witness.tally.is_enough(asked)), None)
 
     @property
+    def is_likely(self) -> bool:
+        """Whether it may be right."""
+        return any(witness.tally.is_likely for witness in self._witnesses.values())
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether none will."""
         return self._rows >= ENOUGH and all(witness.tally.is_exhausted for witness in self._witnesses.values())

@@ -15,6 +15,8 @@ Floats = NDArray[np.float32]
 
 CHANCE = 1e-6
 """A count is believed if, had the order within batches been lost, so many hits had this probability."""
+LIKELY = 1e-2
+"""And may be right at this one."""
 ODD = 1e-3
 """A pass is left out if one that is right had this probability to look like it."""
 ENOUGH = 256
@@ -127,6 +129,11 @@ class Tally:
         if upper_tail(self._others, self._trials, max(self._expected, 100 * RARE)) < ODD:
             return False
         return upper_tail(self._hits, self._trials, self._chance) * asked < CHANCE
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether it looks more right than by chance."""
+        return upper_tail(self._hits, self._trials, self._chance) < LIKELY
 
     @property
     def is_exhausted(self) -> bool:
