@@ -527,6 +527,24 @@ def test_inputs_that_cannot_be_read_are_left_out_and_do_not_break_training(caplo
     assert "nothing shows" in caplog.text
 
 
+@pytest.mark.parametrize("part", ["same_memory", "fingerprint", "same_rows"])
+def test_a_fault_in_the_comparison_is_said_and_does_not_break_training(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(attribution, part, fails)
+    _, model, _, handle, loader = attached(examples=32)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for inputs, targets in loader:
+            backward(model, [inputs.clone(), targets])
+        handle.metrics()
+    assert handle.ignored_passes == 4
+    assert len(caplog.records) == 1
+    assert not filed(handle)[1].any()
+
+
 # The count at an epoch's end
 
 

@@ -80,7 +80,8 @@ class Known(NamedTuple):
 
     def is_before(self, progress: Progress, window: int, rows: int) -> bool:
         """Whether a pass over so many rows may be about the same examples, before the same step."""
-        return self.progress is progress and self.window == window and len(np.unique(self.indices)) == rows > 1
+        each_once = len(np.unique(self.indices)) == len(self.indices) == rows > 1
+        return each_once and self.progress is progress and self.window == window
 
 
 class Spoiled(NamedTuple):
@@ -167,17 +168,10 @@ class Attribution:
         if inputs is not None and not is_plain(inputs):
             stamp.is_opaque, inputs = progress.sees_batches, None
         if self._named is None and inputs is not None and len(inputs) == rows and inputs.numel():
-            seen = [each for each in (progress, *others) if each.sees_batches]
-            for each in seen:
-                recent = each.likely()
-                stamp.indices = same_memory(inputs, recent)
-                if stamp.indices is not None:
-                    stamp.progress, stamp.handed_out, stamp.batch = each, each.handed_out, each.batches
-                    break
-                stamp.recent += recent
-            if stamp.indices is None and seen:
-                stamp.prints = fingerprint(inputs)
-                stamp.size, stamp.dtype = inputs.numel() // rows, inputs.dtype
+            try:
+                _look_at(stamp, inputs, [each for each in (progress, *others) if each.sees_batches])
+            except Exception:  # a tensor of another kind than any that we know: the forward shall go on
+                stamp.is_opaque = progress.sees_batches
         stamp.progress.forwards += 1
         return stamp
 
@@ -233,7 +227,13 @@ class Attribution:
             bounds = np.flatnonzero(np.diff(serials)) + 1
             ready: list[Rows] = []
             for serial, part in zip(serials[np.r_[0, bounds]].tolist(), np.split(rows, bounds), strict=True):
-                for known in self._resolved(*self._stamps.pop(serial), part):
+                stamp, window = self._stamps.pop(serial)
+                try:
+                    found = list(self._resolved(stamp, window, part))
+                except Exception as error:  # whatever the loop has done to its tensors, it shall go on
+                    self._ignore(f"its inputs could not be compared with the loader's batches ({error!r})")
+                    found = [Spoiled(stamp.progress, window, _examples_of(stamp.recent))]
+                for known in found:
                     if keeps_table or known.progress.epoch is now:
                         ready += self._added(known)
             yield from self._filed(ready)
@@ -436,6 +436,20 @@ class Attribution:
         if key not in self.said:
             self.said.add(key)
             warn(message, *values)
+
+
+def _look_at(stamp: Stamp, inputs: Tensor, seen: list[Progress]) -> None:
+    """Note what a forward's inputs are: rows of a batch, where they lie in its memory, or else what they look like."""
+    for each in seen:
+        recent = each.likely()
+        stamp.indices = same_memory(inputs, recent)
+        if stamp.indices is not None:
+            stamp.progress, stamp.handed_out, stamp.batch = each, each.handed_out, each.batches
+            return
+        stamp.recent += recent
+    if seen:
+        stamp.prints = fingerprint(inputs)
+        stamp.size, stamp.dtype = inputs.numel() // len(inputs), inputs.dtype
 
 
 def joined(sketches: list[Tensor], prints: list[Tensor | None]) -> Tensor:
