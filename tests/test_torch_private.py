@@ -467,6 +467,12 @@ def test_graph_nodes() -> None:
     assert names == ["AccumulateGrad", "AddBackward0", "FlipBackward0", "IndexBackward0", "SumBackward0"]
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_wants_backward(reentrant: bool) -> None:
+    x = torch.ones(3, requires_grad=True)
+    assert torch_private.wants_backward(checkpoint(torch.sin, x, use_reentrant=reentrant).sum()) == reentrant
+
+
 class Seen(torch_private.DispatchMode):
     def __init__(self) -> None:
         super().__init__()

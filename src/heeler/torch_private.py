@@ -147,6 +147,11 @@ def graph_nodes(tensors: Iterable[Tensor], most: int) -> Counter[type]:
     return found
 
 
+def wants_backward(loss: Tensor) -> bool:
+    """Whether there is a reentrant checkpoint below, which refuses `autograd.grad`; told by its node's name."""
+    return any(kind.__name__ == "CheckpointFunctionBackward" for kind in graph_nodes([loss], 1 << 16))
+
+
 # Operations below autograd, as `heeler.sketch.recording` writes them down. Without one of these parts: nothing is
 # recorded, no layer's rows are tested, and no layer is sketched.
 

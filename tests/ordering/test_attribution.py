@@ -46,7 +46,7 @@ def test_sketches_that_travel_in_chunks_find_their_examples(chunk: int, monkeypa
 
 def test_rows_of_passes_with_and_without_prints() -> None:
     sketches = [torch.full((2, 3), 1.0), torch.full((1, 3), 2.0)]
-    prints = [torch.full((2, attribution.PRINT), 5, dtype=torch.int64), torch.full((1, 4), 6.0)]
+    prints = [torch.full((2, attribution.PRINT), 5.0), torch.full((1, attribution.PRINT), 6.0)]
     for chosen in ([0, 0], [0, 1], [1, 1], [0]):
         for missing in (False, True):
             given = [None if missing and i == 0 else prints[c] for i, c in enumerate(chosen)]
@@ -165,7 +165,9 @@ def test_a_second_pass_over_a_batch_is_ignored_and_said_once(workers: int, caplo
     with caplog.at_level(logging.WARNING, "heeler"):
         for inputs, targets in loader:
             backward(model, [inputs, targets])
+            model.zero_grad()
             backward(model, [inputs + 1.0, targets])  # as SAM does, at other weights
+            model.zero_grad()
     check_filed(handle, dataset, model)
     assert handle.ignored_passes == len(loader)
     assert [record.message.count("handle.paused()") for record in caplog.records] == [1]
@@ -251,19 +253,27 @@ def test_skipped_batches_that_cannot_be_known_again_lose_sketches(caplog: pytest
         for step, (inputs, targets) in enumerate(loader):
             if step != 4:
                 backward(model, [inputs * 1.0000001 + 1e-9, targets])  # no longer the loader's rows
+                model.zero_grad()
         next(iter(loader))
     check_filed(handle, dataset, model, all_of_them=False)
     assert filed(handle)[1].sum() == 4 * 8
     assert any("handle.examples(" in record.message for record in caplog.records)
 
 
-def test_a_batch_laid_end_to_end_twice_is_the_sum_of_both() -> None:
+@pytest.mark.parametrize("repeat", ["repeat", "repeat_interleave", "cat", "expand"])
+def test_a_batch_whose_rows_are_repeated_has_its_examples_own_gradients(repeat: str) -> None:
+    """The loss is a mean over twice as many rows, so both halves of an example's gradient are halves."""
     dataset, model, _, handle, loader = attached(examples=32)
+    doubled = {
+        "repeat": lambda t: t.repeat(2, 1),
+        "repeat_interleave": lambda t: t.repeat_interleave(2, 0),
+        "cat": lambda t: torch.cat([t, t]),
+        "expand": lambda t: t[:, None].expand(len(t), 2, t.shape[1]).flatten(0, 1),
+    }[repeat]
     for inputs, targets in loader:
-        backward(model, [inputs.repeat(2, 1), targets.repeat(2, 1)])
-    rows, seen = filed(handle)
-    assert seen.all()
-    np.testing.assert_allclose(rows / 2, true_gradients(dataset, model), rtol=2e-3, atol=2e-3)
+        backward(model, [doubled(inputs), doubled(targets)])
+    check_filed(handle, dataset, model)
+    assert handle.ignored_passes == 0
 
 
 def test_a_pass_over_more_rows_than_the_batch_has() -> None:
@@ -272,6 +282,348 @@ def test_a_pass_over_more_rows_than_the_batch_has() -> None:
         backward(model, [2 * inputs.repeat(2, 1), targets.repeat(2, 1)])
     assert not filed(handle)[1].any()
     assert handle.ignored_passes == len(loader)
+
+
+# The loop changes what the model sees
+
+
+def changed_loop(change, reorder=None, examples: int = 128, workers: int = 0, epochs: int = 1, batch: int = 8):
+    """(handle, rows that are wrong): every pass is over changed rows, whose gradients are computed by hand."""
+    dataset, model, _, handle, loader = attached(examples=examples, batch_size=batch, num_workers=workers)
+    inputs, _ = dataset.tensors
+    where = {tuple(row.tolist()): i for i, row in enumerate(inputs)}
+    truth = np.full((examples, inputs.shape[1] + 1), np.inf, np.float32)
+    for _ in range(epochs):
+        for step, (x, y) in enumerate(loader):
+            order = torch.arange(len(x)) if reorder is None else reorder(len(x), step)
+            x, y = x[order], y[order]
+            indices = [where[tuple(row.tolist())] for row in x]
+            x = change(x)
+            with torch.no_grad(), handle.paused():
+                residual = 2 * (model(x) - y)
+            truth[indices] = torch.cat([residual * x, residual], 1).numpy()
+            backward(model, [x, y])
+            model.zero_grad()
+    next(iter(loader))
+    rows, seen = filed(handle)
+    return handle, seen, int((np.abs(rows - truth).max(1) > 5e-3 * np.abs(truth).max(1))[seen].sum())
+
+
+CHANGES = {
+    "normalized": lambda x: (x - 0.3) / 0.7,
+    "scaled": lambda x: x * 1.01,
+    "with noise": lambda x: x + 0.05 * torch.randn_like(x),
+    "in place": lambda x: x.sub_(0.5).div_(2),
+    "normalized by batch": lambda x: (x - x.mean(0)) / x.std(0),
+}
+
+
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_batches_that_the_loop_changes_are_counted(change, far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if far:
+        monkeypatch.setattr(attribution, "_is_far", lambda sketches: True)
+    handle, seen, wrong = changed_loop(change)
+    assert wrong == 0
+    assert seen.mean() > 0.9
+    assert handle.ignored_passes <= 1
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_the_loop_changes_and_permutes_are_left_out_and_said(
+    change, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "heeler"):
+        handle, seen, wrong = changed_loop(change, lambda n, step: torch.randperm(n), workers=workers)
+    assert wrong == 0
+    assert not seen.any()
+    assert handle.ignored_passes == 16
+    assert "nothing shows that it keeps the order" in caplog.text
+    assert "handle.examples(" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["one reversed", "half permuted", "two rows swapped"])
+def test_single_passes_that_are_permuted_are_left_out(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    def reorder(n: int, step: int) -> torch.Tensor:
+        order = torch.arange(n)
+        if kind == "one reversed":
+            return order.flip(0) if step == 9 else order
+        if kind == "half permuted":
+            return torch.randperm(n) if step % 2 else order
+        return torch.cat([order[:2].flip(0), order[2:]]) if step % 4 == 3 else order
+
+    with caplog.at_level(logging.WARNING, "heeler"):
+        handle, seen, wrong = changed_loop(CHANGES["scaled"], reorder)
+    assert wrong == 0
+    odd = {"one reversed": 1, "half permuted": 8, "two rows swapped": 4}[kind]
+    assert handle.ignored_passes == odd
+    assert seen.sum() == 128 - 8 * odd
+    assert "not in the order of the batch" in caplog.text
+
+
+def test_batches_of_one_that_the_loop_changes_need_no_evidence() -> None:
+    handle, seen, wrong = changed_loop(CHANGES["scaled"], examples=12, batch=1)
+    assert (seen.mean(), wrong, handle.ignored_passes) == (1.0, 0, 0)
+
+
+def test_too_few_rows_to_tell_are_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Six rows in batches of two: one loop in 64 that permutes them looks so."""
+    with caplog.at_level(logging.WARNING, "heeler"):
+        handle, seen, _ = changed_loop(CHANGES["scaled"], examples=6, batch=2)
+    assert not seen.any()
+    assert handle.ignored_passes == 3
+    assert "nothing shows that it keeps the order" in caplog.text
+
+
+def test_changed_batches_beside_unchanged_ones_are_both_stored() -> None:
+    """As with a change that is applied at random."""
+    calls = iter(range(100))
+    handle, seen, wrong = changed_loop(lambda x: x if next(calls) % 3 == 1 else x * 1.5)
+    assert (seen.mean(), wrong, handle.ignored_passes) == (1.0, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["alike", "less alike", "foreign"])
+def test_a_changed_view_of_a_known_batch_adds_up_or_spoils_it(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the same step, as for a loss of consistency. If it might be one, what is known is not the whole."""
+    dataset, model, _, handle, loader = attached(examples=64, batch_size=16)
+    where = {tuple(row.tolist()): i for i, row in enumerate(dataset.tensors[0])}
+    truth = true_gradients(dataset, model)
+    torch.manual_seed(1)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for x, y in loader:
+            indices = [where[tuple(row.tolist())] for row in x]
+            noise = torch.randn_like(x)
+            other = {"alike": x + 0.1 * noise, "less alike": x + 0.6 * noise, "foreign": noise}[kind]
+            backward(model, [x, y])
+            backward(model, [other, y])
+            if kind != "foreign":
+                with torch.no_grad(), handle.paused():
+                    residual = 2 * (model(other) - y)
+                truth[indices] += torch.cat([residual * other, residual], 1).numpy()
+            model.zero_grad()
+    rows, seen = filed(handle)
+    np.testing.assert_allclose(rows[seen], truth[seen], rtol=3e-3, atol=3e-3)
+    left_out = int((~seen).sum()) // 16
+    assert left_out > 0 if kind == "less alike" else left_out == 0
+    assert handle.ignored_passes == (4 if kind == "foreign" else left_out)
+    assert bool(caplog.records) == (kind != "alike")
+
+
+def test_masked_tokens_are_counted_and_permuted_ones_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    def run(permute: bool) -> tuple[heeler.Handle, np.ndarray, int]:
+        torch.manual_seed(0)
+        ids = torch.randint(5, 50, (96, 20))
+        ids[:, 12:] = 0  # padding
+        ids[:, 0] = 1
+        table = torch.nn.Embedding(50, 1)
+        sampler = heeler.Sampler(96, batch_size=8)
+        handle = heeler.attach(table, sampler, exact=True)
+        truth = np.zeros((96, 50), np.float32)
+        numbers = torch.arange(96)
+        for part, i in DataLoader(torch.utils.data.TensorDataset(ids, numbers), batch_size=8, sampler=sampler):
+            order = torch.randperm(8) if permute else torch.arange(8)
+            part, i = part[order], i[order]
+            part = torch.where(torch.rand(part.shape) < 0.15, 3, part)
+            truth[i] = torch.nn.functional.one_hot(part, 50).sum(1).numpy()
+            table(part).sum(1).mean().backward()
+            table.zero_grad()
+        next(iter(sampler))
+        rows, seen = filed(handle)
+        return handle, seen, int((np.abs(rows - truth).max(1) > 0.01)[seen].sum())
+
+    handle, seen, wrong = run(permute=False)
+    assert (seen.mean(), wrong, handle.ignored_passes) == (1.0, 0, 0)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        handle, seen, wrong = run(permute=True)
+    assert (seen.sum(), wrong, handle.ignored_passes) == (0, 0, 12)
+    assert caplog.records
+
+
+def test_rows_that_several_examples_have_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    dataset, model, _, handle, loader = attached(examples=32)
+    dataset.tensors[0][5] = dataset.tensors[0][6] = dataset.tensors[0][7]
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for inputs, targets in loader:
+            order = torch.randperm(len(inputs))
+            backward(model, [inputs[order], targets[order]])
+        check_filed(handle, dataset, model, all_of_them=False)
+    seen = filed(handle)[1]
+    assert seen.sum() >= 29  # a lone one in its batch may be known
+    if seen.sum() < 32:
+        assert "several examples have the same rows" in caplog.text
+
+
+# What is said
+
+
+def test_a_loader_that_does_not_use_the_sampler_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    dataset, model = problem(32)
+    handle = heeler.attach(model, heeler.Sampler(dataset, batch_size=8))
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for batch in DataLoader(dataset, batch_size=8, shuffle=True):
+            backward(model, batch)
+        assert "does your loader use it" in caplog.text  # as it trains, not when somebody asks
+        handle.metrics()
+    assert handle.ignored_passes == 4
+    assert len(caplog.records) == 1
+    assert not filed(handle)[1].any()
+
+
+def test_passes_that_wait_are_counted_as_left_out_when_training_ends(caplog: pytest.LogCaptureFixture) -> None:
+    _, model, _, handle, loader = attached(examples=64)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for _, targets in loader:
+            backward(model, [torch.randn(8, 5), targets])  # about nothing that the loader had
+        handle.state_dict()
+    assert handle.ignored_passes == 8
+    assert sum("left out" in record.message for record in caplog.records) == 1
+    assert not filed(handle)[1].any()
+
+
+def test_passes_about_something_else_before_any_that_is_known_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    dataset, model, _, handle, loader = attached(examples=64)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for step, batch in enumerate(loader):
+            if step < 2:
+                backward(model, [torch.randn(8, 5), batch[1]])
+            backward(model, batch)
+        check_filed(handle, dataset, model)
+    assert handle.ignored_passes == 2
+    assert "its inputs are not those of a batch" in caplog.text
+
+
+def test_a_pass_about_something_else_takes_no_example_away_from_known_ones() -> None:
+    """All batches are there when it comes, so that it is counted as the first of them."""
+    dataset, model, _, handle, loader = attached(examples=64)
+    for step, batch in enumerate(list(loader)):
+        if step == 0:
+            backward(model, [torch.randn(8, 5), batch[1]])
+        backward(model, batch)
+    next(iter(loader))
+    check_filed(handle, dataset, model)
+    assert handle.ignored_passes == 1
+
+
+def test_inputs_that_cannot_be_read_are_left_out_and_do_not_break_training(caplog: pytest.LogCaptureFixture) -> None:
+    class Sparse(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.to_dense())
+
+    dataset, _ = problem(32)
+    model = Sparse()
+    sampler = heeler.Sampler(dataset, batch_size=8)
+    handle = heeler.attach(model, sampler)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for inputs, targets in DataLoader(dataset, batch_size=8, sampler=sampler):
+            torch.nn.functional.mse_loss(model(inputs.to_sparse()), targets).backward()
+        handle.metrics()
+    assert model.layer.weight.grad is not None
+    assert handle.ignored_passes == 4
+    assert "nothing shows" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["same_memory", "fingerprint", "same_rows"])
+def test_a_fault_in_the_comparison_is_said_and_does_not_break_training(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(attribution, part, fails)
+    _, model, _, handle, loader = attached(examples=32)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for inputs, targets in loader:
+            backward(model, [inputs.clone(), targets])
+        handle.metrics()
+    assert handle.ignored_passes == 4
+    assert len(caplog.records) == 1
+    assert not filed(handle)[1].any()
+
+
+# The count at an epoch's end
+
+
+def test_a_few_rows_left_out_of_batches_made_by_hand(caplog: pytest.LogCaptureFixture) -> None:
+    """Fewer than a loader may drop at the end: but a pass before the last had fewer rows than a batch."""
+    dataset, model = problem(64)
+    sampler = heeler.Sampler(dataset, batch_size=8)
+    handle = heeler.attach(model, sampler)
+    with caplog.at_level(logging.WARNING, "heeler"):
+        for step, part in enumerate(torch.tensor(list(sampler)).split(8)):
+            part = part[3:] if step == 2 else part
+            backward(model, list(dataset[part]))
+        next(iter(sampler))
+    rows, seen = filed(handle)
+    wrong = np.abs(rows - true_gradients(dataset, model)).max(1) > 0.01
+    assert not (wrong & seen).any()
+    assert "it is not certain which examples" in caplog.text
+
+
+def test_the_last_batch_made_by_hand_may_be_dropped() -> None:
+    dataset, model = problem(67)
+    sampler = heeler.Sampler(dataset, batch_size=8)
+    handle = heeler.attach(model, sampler)
+    for part in torch.tensor(list(sampler))[:64].split(8):
+        backward(model, list(dataset[part]))
+    next(iter(sampler))
+    check_filed(handle, dataset, model, all_of_them=False)
+    assert filed(handle)[1].sum() == 64
+
+
+def sketched(sampler: heeler.Sampler, loader: DataLoader, epochs: int, loop) -> list[bool]:
+    """In which epochs sketches were taken."""
+    found = []
+    for epoch in range(epochs):
+        for step, batch in enumerate(loader):
+            if step == 0:
+                found.append(sampler.session.takes_sketches)
+            loop(epoch, step, batch)
+    return found
+
+
+@pytest.mark.parametrize("lack", ["sketches", "training", "nothing"])
+def test_an_epoch_that_left_few_sketches_is_not_the_last_for_long(lack: str) -> None:
+    """Sketched are epochs 1, 2, 4, 8 after the first that was whole."""
+    _, model, sampler, handle, loader = attached()
+
+    def loop(epoch: int, step: int, batch: list[torch.Tensor]) -> None:
+        if epoch == 0 and lack == "sketches" and step % 2:  # trained on, but not filed
+            backward(model, [torch.zeros(8, 5), batch[1]])
+        elif not (epoch == 0 and lack == "training" and step > 3):
+            backward(model, batch)
+        elif step == 4:  # filed, but not trained on as the loader gave it
+            rest = sampler.indices[32:].copy()[::-1].copy()
+            with handle.examples(rest):
+                backward(model, list(loader.dataset[rest]))
+
+    if lack == "training":
+        for step, batch in enumerate(loader):
+            loop(0, step, batch)
+            if step == 4:
+                break
+        found = [True, *sketched(sampler, loader, 4, lambda epoch, step, batch: backward(model, batch))]
+    else:
+        found = sketched(sampler, loader, 5, loop)
+    assert found == ([True, True, False, True, False] if lack == "nothing" else [True, True, True, False, True])
+
+
+def test_after_misfiling_sketches_begin_again() -> None:
+    dataset, model = problem(64)
+    sampler = heeler.Sampler(dataset, batch_size=8)
+    heeler.attach(model, sampler)
+    found = []
+    for epoch in range(6):
+        order = torch.tensor(list(sampler))
+        found.append(sampler.session.takes_sketches)
+        for step, part in enumerate(order.split(8)):
+            backward(model, list(dataset[part[3:] if (epoch, step) == (1, 2) else part]))
+    # Epochs 0 and 1, then 3; but epoch 1 was misfiled, so that 2 is the first again.
+    assert found == [True, True, True, True, False, True]
 
 
 def test_rows_masked_out_before_the_model_saw_them_lose_sketches_but_misfile_none() -> None:

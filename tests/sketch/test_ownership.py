@@ -8,7 +8,7 @@ from pathlib import Path
 import heeler
 
 SKETCH = Path(heeler.__file__).parent / "sketch"
-PYTORCHS = {"ctx", "leaf.grad", "module.running_mean", "module.running_var", "module.training"}
+PYTORCHS = {"ctx", "leaf.grad", "p.grad", "module.running_mean", "module.running_var", "module.training"}
 """Objects and attributes of PyTorch's own, which it wants to have written: an autograd function's context, the gradient
 that is taken out of a leaf, and a module's mode, which `preserve_state` puts back."""
 

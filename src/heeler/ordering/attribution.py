@@ -3,7 +3,8 @@
 A forward gets a stamp, with the epoch it belongs to, the batches that were handed out by then, and what its inputs look
 like. When its sketches have arrived on the host, the stamp is resolved. Once one pass of an epoch has been known by its
 inputs, a pass that is not known again is about something else, and is left out. Where no pass can be known (the loop
-changes the batch before the model sees it), they are counted.
+changes the batch before the model sees it), they are counted, and the count is believed once there is `evidence` that
+the loop keeps the order of its batches. Passes over the same examples before a step add up: `step_sums`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +23,23 @@ from torch import Tensor
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.epoch import Epoch
+from heeler.ordering.evidence import Evidence, Reading, View
+from heeler.ordering.fingerprint import PRINT, fingerprint
 from heeler.ordering.host_copy import CHUNK, HostCopy
-from heeler.ordering.matching import PRINT, HandedOut, same_memory, same_rows, sample
+from heeler.ordering.matching import AMBIGUOUS, HandedOut, Look, Match, is_plain, same_memory, same_rows
 from heeler.ordering.progress import Progress
+from heeler.ordering.step_sums import Rows, StepSums
 
-Rows = tuple[IntArray, NDArray[np.float32]]
+Floats = NDArray[np.float32]
 NAME = (
     "name the examples with attach(..., ids=lambda batch: batch[...]) or `with handle.examples(indices):`, or wrap "
     "passes that are not about the loader's examples in `with handle.paused():`"
 )
+UNPROVEN = (
+    "the loop changes the batches before the model sees them, and nothing shows that it keeps the order of their rows"
+)
+FOREIGN = "its inputs are not those of a batch that the loader handed out"
+NOT_DRAWN = "no batch has been drawn from the sampler: does your loader use it, as in DataLoader(..., sampler=sampler)?"
 _ROW_BITS = 24
 
 
@@ -47,11 +56,49 @@ class Stamp:
     indices: IntArray | None = None
     """Known at once: the input is a batch's own tensor."""
     prints: Tensor | None = None
-    """Else some numbers of every row of the input, to be compared when the sketches have arrived."""
+    """Else the input's fingerprint, to be compared when the sketches have arrived."""
+    size: int = 0
+    """Numbers in a row of the input."""
     dtype: torch.dtype = torch.float32
     carried: bool = False
     """The prints travel from a GPU with the sketches, as further columns."""
     recent: list[HandedOut] = field(default_factory=list)
+    """The batches that it may be about."""
+    is_opaque: bool = False
+    """Nobody can say what its inputs look like, though batches can be seen."""
+    is_mean: bool = True
+    """The loss is a mean over its rows."""
+
+
+class Known(NamedTuple):
+    """A pass that is known. indices: (b,) its rows' examples. window: between which steps its backward was."""
+
+    progress: Progress
+    window: int
+    indices: IntArray
+    vectors: Floats
+
+    def is_before(self, progress: Progress, window: int, rows: int) -> bool:
+        """Whether a pass over so many rows may be about the same examples, before the same step."""
+        each_once = len(np.unique(self.indices)) == len(self.indices) == rows > 1
+        return each_once and self.progress is progress and self.window == window
+
+
+class Spoiled(NamedTuple):
+    """A pass that is left out. examples: those that it may have been about, whose sums are not whole without it."""
+
+    progress: Progress
+    window: int
+    examples: frozenset[int]
+
+
+class Waiting(NamedTuple):
+    """A pass that is counted, until there is evidence that the count is right."""
+
+    known: Known
+    readings: dict[View, Reading]
+    around: frozenset[int]
+    """The examples that it may be about if it is not."""
 
 
 class Attribution:
@@ -63,20 +110,35 @@ class Attribution:
     def __init__(self, before: Attribution | None = None) -> None:
         self.ignored: int = 0 if before is None else before.ignored
         self.filed = 0
-        """Rows filed in this epoch."""
+        """Examples filed in this epoch."""
         self._host_copy = HostCopy()
         self._staged: list[tuple[int, Tensor, Tensor | None]] = []
-        """On a device, not yet on their way: the stamp's number, sketches (b, K) and prints (b, ≤ PRINT)."""
-        self._stamps: dict[int, Stamp] = {}
+        """On a device, not yet on their way: the stamp's number, sketches (b, K) and fingerprints (b, PRINT)."""
+        self._stamps: dict[int, tuple[Stamp, int]] = {}
+        """And the window of each, under way."""
         self._serial = 0
-        self._knows: bool | None = None
-        self._undecided: deque[tuple[Stamp, NDArray[np.float32]]] = deque()
+        self._sums = StepSums()
+        self._seen = np.zeros(0, np.uint8)
+        """A bit per example that was filed in this epoch."""
+        self._knows = False
+        """A pass of this epoch was known by its inputs."""
+        self._last: Known | None = None
+        """The last that was."""
+        self._evidence = Evidence()
+        self._believed: View | None = None
+        """What proves that counting is right."""
+        self._rejected = False
+        """Nothing does."""
+        self._waiting: deque[Waiting] = deque()
         self._named: IntArray | None = None
+        self.named_passes = 0
+        """How many were sent under names."""
         self.said: set[str] = set() if before is None else before.said
 
     def begin_epoch(self) -> None:
         """Every epoch finds out anew whether passes can be known by their inputs."""
-        self._knows, self.filed = None, 0
+        self._knows, self._rejected, self._believed, self._evidence = False, False, None, Evidence()
+        self._seen, self.filed, self._last = np.zeros(0, np.uint8), 0, None
 
     # At the forward
 
@@ -94,50 +156,46 @@ class Attribution:
         finally:
             self._named = None
 
-    def stamp(self, progress: Progress, others: list[Progress], rows: int, inputs: Tensor | None) -> Stamp:
+    def stamp(
+        self, progress: Progress, others: list[Progress], rows: int, inputs: Tensor | None, *, is_mean: bool = True
+    ) -> Stamp:
         """For a forward that begins now.
 
         progress: the iteration that it belongs to, unless its inputs are of a batch of one of the others.
+        inputs: the model's, with its examples in front. is_mean: the loss is a mean over them.
         """
-        stamp = Stamp(progress, rows, progress.handed_out, progress.batches, self._named)
-        if self._named is None and inputs is not None and len(inputs) == rows:
-            seen = [each for each in (progress, *others) if each.sees_batches]
-            for each in seen:
-                recent = each.likely()
-                stamp.indices = same_memory(inputs, recent)
-                if stamp.indices is not None:
-                    stamp.progress, stamp.handed_out, stamp.batch = each, each.handed_out, each.batches
-                    break
-                stamp.recent += recent
-            if stamp.indices is None and seen:
-                stamp.prints, stamp.dtype = sample(inputs), inputs.dtype
+        stamp = Stamp(progress, rows, progress.handed_out, progress.batches, self._named, is_mean=is_mean)
+        if inputs is not None and not is_plain(inputs):
+            stamp.is_opaque, inputs = progress.sees_batches, None
+        if self._named is None and inputs is not None and len(inputs) == rows and inputs.numel():
+            try:
+                _look_at(stamp, inputs, [each for each in (progress, *others) if each.sees_batches])
+            except Exception:  # a tensor of another kind than any that we know: the forward shall go on
+                stamp.is_opaque = progress.sees_batches
         stamp.progress.forwards += 1
         return stamp
 
     # After the backward
 
-    def advance(self, stamp: Stamp) -> None:
-        """How far the loop has come, by a pass that is finished."""
-        if stamp.indices is not None:
-            stamp.progress.reach(stamp.indices)
-        else:
-            stamp.progress.advance(stamp.rows, stamp.handed_out)
-
-    def fits(self, stamp: Stamp, sketches: Tensor) -> bool:
-        """Whether a pass has as many rows as examples were named for it; if not, it is left out and said."""
-        right = stamp.named is not None and len(stamp.named) == len(sketches)
-        if not right:
-            count = 0 if stamp.named is None else len(stamp.named)
-            self._ignore(f"a pass had {len(sketches)} rows, but {count} examples were named for it")
-        return right
-
-    def send(self, stamp: Stamp, sketches: Tensor) -> None:
-        """Start a finished pass on its way to the host.
+    def send(self, stamp: Stamp, sketches: Tensor, window: int) -> None:
+        """Start a finished pass on its way to the host. window: between which steps its backward was.
 
         From a GPU it goes together with others, a chunk at a time, and its inputs' prints go along with the sketches:
         every operation is a launch, and the step of a small model has few.
         """
-        self._stamps[self._serial] = stamp
+        if stamp.named is not None and len(stamp.named) != len(sketches):
+            self._ignore(f"a pass had {len(sketches)} rows, but {len(stamp.named)} examples were named for it")
+            return
+        if stamp.named is not None:
+            self.named_passes += 1
+        elif stamp.indices is not None:
+            stamp.progress.reach(stamp.indices)
+        else:
+            stamp.progress.advance(stamp.rows, stamp.handed_out)
+            if stamp.progress.drawn == stamp.progress.start:
+                self._ignore(NOT_DRAWN)
+                return
+        self._stamps[self._serial] = stamp, window
         if _is_far(sketches):
             stamp.carried = True
             self._staged.append((self._serial, sketches, stamp.prints))
@@ -159,7 +217,8 @@ class Attribution:
     def receive(self, now: Epoch, keeps_table: bool, *, wait: bool) -> Iterator[Rows]:
         """What has arrived and is known: (b,) examples and (b, K) sketches, in the order of the passes.
 
-        now: the epoch under way. A rule without a table takes nothing of the epoch before.
+        now: the epoch under way. A rule without a table takes nothing of the epoch before, and every example once: not
+        before all of its passes are there. With a table, what waits for further passes comes with `wait`.
         """
         if wait:
             self._ship()
@@ -168,59 +227,109 @@ class Attribution:
             bounds = np.flatnonzero(np.diff(serials)) + 1
             ready: list[Rows] = []
             for serial, part in zip(serials[np.r_[0, bounds]].tolist(), np.split(rows, bounds), strict=True):
-                for stamp, vectors, indices in self._resolved(self._stamps.pop(serial), part):
-                    if keeps_table or stamp.progress.epoch is now:
-                        ready.append(_distinct(indices, vectors))
-            if ready:
-                indices = np.concatenate([i for i, _ in ready])
-                self.filed += len(indices)
-                yield indices, np.concatenate([v for _, v in ready])
+                stamp, window = self._stamps.pop(serial)
+                try:
+                    found = list(self._resolved(stamp, window, part))
+                except Exception as error:  # whatever the loop has done to its tensors, it shall go on
+                    self._ignore(f"its inputs could not be compared with the loader's batches ({error!r})")
+                    found = [Spoiled(stamp.progress, window, _examples_of(stamp.recent))]
+                for known in found:
+                    if keeps_table or known.progress.epoch is now:
+                        ready += self._added(known)
+            yield from self._filed(ready)
+        if wait and keeps_table:
+            yield from self._filed(self._sums.flush())
 
-    def _resolved(self, stamp: Stamp, rows: NDArray[np.float32]) -> Iterator[tuple[Stamp, Any, IntArray]]:
-        """The passes that are decided now, this one and those that waited, with their examples."""
-        prints = None
-        if stamp.prints is not None:
-            width = stamp.prints.shape[1]
-            carried = np.ascontiguousarray(rows[:, -PRINT:][:, :width])
-            prints = carried if stamp.carried else _as_float(stamp.prints)
-        rows = rows[:, :-PRINT] if stamp.carried else rows
-        if stamp.named is not None:
-            yield stamp, rows, stamp.named
+    def settle(self, keeps_table: bool) -> Iterator[Rows]:
+        """All that waits, at an epoch's end or for a state to be saved. Passes that nothing proves are left out."""
+        self._leave_out_waiting()
+        yield from self._filed(self._sums.flush() if keeps_table else self._sums.close())
+
+    def _added(self, known: Known | Spoiled) -> list[Rows]:
+        if isinstance(known, Spoiled):
+            return self._sums.spoil(*known)
+        rows = self._sums.add(known.progress, known.window, *_distinct(known.indices, known.vectors))
+        if self._sums.lost:
+            self._say(
+                "lost",
+                "passes over examples were left out, because too many others came between them and the first pass over "
+                "the same examples before the same step: their sums were not kept",
+            )
+        return rows
+
+    def _filed(self, ready: list[Rows]) -> Iterator[Rows]:
+        if not ready:
             return
-        known = stamp.indices
-        if known is None and prints is not None:
-            known = same_rows(prints, stamp.dtype, stamp.recent)
-        if known is not None:
-            self._knows = True
-            self._leave_out_undecided()
-            yield stamp, rows[known >= 0], known[known >= 0]
-        elif self._knows and prints is not None:
-            self._foreign(stamp)
-        elif self._knows is None and prints is not None and stamp.recent:
-            if self._undecided and self._undecided[0][0].batch < stamp.batch:  # a batch went by and none was known
-                self._knows = False
-            self._undecided.append((stamp, rows))
-            if self._knows is False:
-                yield from self._count_undecided()
+        indices = np.concatenate([i for i, _ in ready])
+        self._seen, new = _with_bits(self._seen, indices)
+        self.filed += new
+        yield indices, np.concatenate([v for _, v in ready])
+
+    def _resolved(self, stamp: Stamp, window: int, rows: Floats) -> Iterator[Known | Spoiled]:
+        """The passes that are decided now, this one and those that waited."""
+        look = None
+        if stamp.prints is not None:
+            prints = rows[:, -PRINT:] if stamp.carried else stamp.prints.cpu().numpy()
+            look = Look(np.ascontiguousarray(prints), stamp.size, stamp.dtype)
+        rows = rows[:, :-PRINT] if stamp.carried else rows
+        indices = stamp.named if stamp.named is not None else stamp.indices
+        found = None if indices is None else Match(indices)
+        if found is None and look is not None:
+            found = same_rows(look, stamp.recent)
+        if found is not None:
+            if stamp.named is None:
+                self._knows = True
+                stamp.progress.confirm(found.indices)
+            yield from self._known(stamp, window, found, rows)
+        elif stamp.is_opaque:
+            self._ignore(self._why_unknown(stamp.progress))
+        elif look is None:
+            yield from self._counted(stamp, window, rows)
+        elif self._last is not None and self._last.is_before(stamp.progress, window, len(rows)):
+            yield from self._view_of(self._last, stamp, look, rows)
+        elif self._rejected or stamp.progress.uncertain or (self._knows and not stamp.progress.has(stamp.handed_out)):
+            self._ignore(self._why_unknown(stamp.progress))
         else:
-            yield from self._counted(stamp, rows)
+            for known in self._counted(stamp, window, rows):
+                yield from self._weighed(stamp, known, look) if isinstance(known, Known) else [known]
 
-    def settle(self) -> Iterator[Rows]:
-        """Passes that no batch has decided are counted, at an epoch's end or for a state to be saved."""
-        for _, vectors, indices in self._count_undecided():
-            self.filed += len(indices)
-            yield _distinct(indices, vectors)
+    def _why_unknown(self, progress: Progress) -> str:
+        return progress.uncertain[0] if progress.uncertain else FOREIGN if self._knows else UNPROVEN
 
-    def _count_undecided(self) -> Iterator[tuple[Stamp, Any, IntArray]]:
-        while self._undecided:
-            stamp, rows = self._undecided.popleft()
-            yield from self._counted(stamp, rows)
+    def _known(self, stamp: Stamp, window: int, found: Match, rows: Floats) -> Iterator[Known | Spoiled]:
+        indices = found.indices
+        if found.rivals:
+            known = indices != AMBIGUOUS
+            yield Spoiled(stamp.progress, window, found.rivals)
+            why = "several examples have the same rows, so that the rows alone do not tell which of them they are about"
+            if not known.any():
+                self._ignore(why)
+                return
+            self._say(why, "some rows of passes were left out of the sketches: %s; %s", why, NAME)
+            indices, rows = indices[known], rows[known]
+        if stamp.is_mean:
+            # They come multiplied by the number of rows. Where an example has several, that is not the number of
+            # examples, by which the example's part of the loss is to be multiplied.
+            examples = len(np.unique(indices))
+            if examples != len(indices):
+                rows = rows * np.float32(examples / len(indices))
+        self._last = Known(stamp.progress, window, indices, rows[:0])
+        yield Known(stamp.progress, window, indices, rows)
 
-    def _leave_out_undecided(self) -> None:
-        while self._undecided:
-            self._foreign(self._undecided.popleft()[0])
+    def _view_of(self, last: Known, stamp: Stamp, look: Look, rows: Floats) -> Iterator[Known | Spoiled]:
+        """A pass after one that is known, before the same step: perhaps over the same examples, changed."""
+        evidence = Evidence()
+        evidence.weigh(look, last.indices, stamp.recent, 1 / len(rows))
+        if evidence.believed is not None:
+            yield Known(last.progress, last.window, last.indices, rows)
+            return
+        self._ignore(self._why_unknown(stamp.progress))
+        if evidence.is_likely:
+            yield Spoiled(last.progress, last.window, frozenset(last.indices.tolist()))
 
-    def _counted(self, stamp: Stamp, rows: NDArray[np.float32]) -> Iterator[tuple[Stamp, Any, IntArray]]:
+    # Counting
+
+    def _counted(self, stamp: Stamp, window: int, rows: Floats) -> Iterator[Known | Spoiled]:
         progress = stamp.progress
         if progress.uncertain:
             self._ignore(progress.uncertain[0])
@@ -230,21 +339,58 @@ class Attribution:
             # Another pass has been taken for this batch's, and it is not known which of them was right.
             progress.suspect.append(slice(max(progress.start, stamp.handed_out - len(rows)), stamp.handed_out))
             self._ignore("there were more passes, or rows, than the loader had handed out examples for")
+            if not self._knows:
+                yield Spoiled(progress, window, _examples_of(stamp.recent))
             return
         indices = progress.sequence[claimed]
-        yield stamp, rows[indices >= 0], indices[indices >= 0]
+        yield Known(progress, window, indices[indices >= 0], rows[indices >= 0])
 
-    def _foreign(self, stamp: Stamp) -> None:
-        causes = stamp.progress.uncertain
-        self._ignore(causes[0] if causes else "its inputs are not those of a batch that the loader handed out")
+    def _weighed(self, stamp: Stamp, known: Known, look: Look) -> Iterator[Known | Spoiled]:
+        """A pass that was counted, and others, once there is evidence that the loop keeps the order of batches."""
+        around = _examples_of(stamp.recent)
+        size = max((b.size for b in stamp.recent if _holds(b, known.indices)), default=0)
+        if len(known.indices) < len(look.prints) or not size:
+            self._ignore(self._why_unknown(known.progress))
+            if not self._knows:
+                yield Spoiled(known.progress, known.window, around)
+            return
+        if size == 1 and stamp.handed_out == known.progress.claimed and not self._waiting:
+            yield known  # the only row that it can be about
+            return
+        chance = 1 / (size if size > 1 else max(len(around), 1))
+        readings = self._evidence.weigh(look, known.indices, stamp.recent, chance)
+        self._waiting.append(Waiting(known, readings, around))
+        if self._believed is None:
+            self._believed = self._evidence.believed
+        if self._believed is not None:
+            while self._waiting:
+                waiting = self._waiting.popleft()
+                if self._evidence.fits(self._believed, waiting.readings):
+                    yield waiting.known
+                else:
+                    self._ignore("its rows are not in the order of the batch that it was counted as")
+                    if not self._knows:
+                        yield Spoiled(waiting.known.progress, waiting.known.window, waiting.around)
+        elif self._evidence.is_exhausted:
+            self._rejected = True
+            self._leave_out_waiting()
+
+    def _leave_out_waiting(self) -> None:
+        """And count as if they had not been counted."""
+        while self._waiting:
+            progress = self._waiting.popleft().known.progress
+            progress.uncount()
+            self._ignore(self._why_unknown(progress))
 
     # At the epoch's end
 
     def misfiled(self, progress: Progress) -> IntArray:
         """The examples under which something else may be filed, and a word about it."""
         doubtful = progress.misfiled()
+        regretted = np.array(sorted(self._sums.regretted), np.int64)
+        self._sums.regretted.clear()
         if not doubtful:
-            return np.empty(0, np.int64)
+            return regretted
         self._say(
             "passes",
             "batches were handed out that no backward pass was about, or passes had other numbers of rows than "
@@ -252,7 +398,7 @@ class Attribution:
             len(doubtful),
             NAME,
         )
-        examples = np.concatenate([progress.sequence[part] for part in doubtful])
+        examples = np.concatenate([regretted, *(progress.sequence[part] for part in doubtful)])
         return examples[examples >= 0]
 
     def why(self, progress: Progress) -> str:
@@ -292,30 +438,28 @@ class Attribution:
             warn(message, *values)
 
 
-def added_up(passes: list[tuple[Stamp, Tensor]]) -> list[tuple[Stamp, Tensor]]:
-    """Passes that finished together, as one backward's do: those over the same examples (two views) are one."""
-    found: dict[Any, tuple[Stamp, Tensor]] = {}
-    for stamp, sketches in passes:
-        same = (id(stamp.progress), stamp.indices.tobytes()) if stamp.indices is not None else id(stamp)
-        first = found.get(same)
-        found[same] = (stamp, sketches) if first is None else (first[0], first[1] + sketches)
-    return list(found.values())
+def _look_at(stamp: Stamp, inputs: Tensor, seen: list[Progress]) -> None:
+    """Note what a forward's inputs are: rows of a batch, where they lie in its memory, or else what they look like."""
+    for each in seen:
+        recent = each.likely()
+        stamp.indices = same_memory(inputs, recent)
+        if stamp.indices is not None:
+            stamp.progress, stamp.handed_out, stamp.batch = each, each.handed_out, each.batches
+            return
+        stamp.recent += recent
+    if seen:
+        stamp.prints = fingerprint(inputs)
+        stamp.size, stamp.dtype = inputs.numel() // len(inputs), inputs.dtype
 
 
 def joined(sketches: list[Tensor], prints: list[Tensor | None]) -> Tensor:
     """(Σ b, K + PRINT): passes one below the other, each row's print beside it, zeros where there is none."""
     first = sketches[0]
-    widths = {0 if p is None else p.shape[1] for p in prints}
-    if widths == {PRINT}:
-        beside = torch.cat([p for p in prints if p is not None]).to(first.device, first.dtype)
-    else:
-        beside = first.new_zeros(sum(len(s) for s in sketches), PRINT)
-        start = 0
-        for s, p in zip(sketches, prints, strict=True):
-            if p is not None:
-                beside[start : start + len(s), : p.shape[1]] = p.to(first.device)
-            start += len(s)
-    return torch.cat([torch.cat(sketches), beside], 1)
+    beside = [
+        first.new_zeros(len(s), PRINT) if p is None else p.to(first.device, first.dtype)
+        for s, p in zip(sketches, prints, strict=True)
+    ]
+    return torch.cat([torch.cat(sketches), torch.cat(beside)], 1)
 
 
 def _codes(serial: int, rows: int) -> IntArray:
@@ -328,14 +472,6 @@ def _is_far(sketches: Tensor) -> bool:
     return sketches.is_cuda
 
 
-def sum_of(sketches: list[Tensor]) -> Tensor:
-    """Of several passes over the same examples."""
-    total = sketches[0]
-    for other in sketches[1:]:
-        total = total + other
-    return total
-
-
 def _distinct(indices: IntArray, vectors: NDArray[np.float32]) -> Rows:
     """An example that a pass holds twice has one gradient: their sum."""
     found, where = np.unique(indices, return_inverse=True)
@@ -346,5 +482,21 @@ def _distinct(indices: IntArray, vectors: NDArray[np.float32]) -> Rows:
     return found, total
 
 
-def _as_float(prints: Tensor) -> NDArray[np.float32]:
-    return np.ascontiguousarray(prints.detach().cpu().float().numpy())
+def _examples_of(batches: list[HandedOut]) -> frozenset[int]:
+    return frozenset(index for batch in batches if batch.indices is not None for index in batch.indices.tolist())
+
+
+def _holds(batch: HandedOut, indices: IntArray) -> bool:
+    return batch.indices is not None and bool(np.isin(indices, batch.indices).all())
+
+
+def _with_bits(bits: NDArray[np.uint8], indices: IntArray) -> tuple[NDArray[np.uint8], int]:
+    """Set the bits of these examples; and how many were not set before."""
+    distinct = np.unique(indices)
+    room = int(distinct[-1]) // 8 + 1 if distinct.size else 0
+    if room > len(bits):
+        bits = np.concatenate([bits, np.zeros(max(room, 2 * len(bits)) - len(bits), np.uint8)])
+    byte, bit = distinct >> 3, (1 << (distinct & 7)).astype(np.uint8)
+    new = int(((bits[byte] & bit) == 0).sum())
+    np.bitwise_or.at(bits, byte, bit)
+    return bits, new

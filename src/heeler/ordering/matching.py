@@ -1,30 +1,116 @@
 """Which examples are these? A pass's inputs, compared with the batches that the loader has handed out.
 
 A loop may skip a batch, repeat it, permute it, run another data set's batch first, or fetch the next batch between
-forward and backward. None of that can be told by counting. But most models are called with a tensor of the batch as it
-came, or with a copy of it on another device: then the rows themselves tell. A few numbers of every row are enough.
+forward and backward. None of that can be told by counting. But most models are called with rows of the batch as they
+came, or with a copy of them on another device, with windows of them (`ids[:, :-1]`) or with rows cut into several:
+then the rows themselves tell, by their hashes. A pass is known only if each of its rows is.
 """
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from heeler.herding.validate import IntArray
+from heeler.ordering.fingerprint import LEADING, PLACES, Floats, bands_of, keys_in, keys_of, places_of
+from heeler.torch_private import version
 
-PRINT = 32
-"""Numbers of a row that are compared, at most."""
-_FAR = [*range(16), 18, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
-"""Places in a sequence: the same whatever its length, so that `ids[:, :-1]` is known again."""
 TENSORS = 8
 """Of a batch, at most, that a model's input is looked for in."""
+SMALL = 1 << 16
+"""Numbers of a tensor that is copied as it is handed out: the loop may write to it."""
+LARGE = 1 << 22
+"""Numbers of a tensor in which no window is looked for any more."""
+OFFSETS = 8
+"""Places in a row, at most, at which a window is tried."""
+FEW = 8
+"""Single numbers in a row that may be alike by chance."""
+AMBIGUOUS = -1
+"""In the place of an example, where several have the same row."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a pass's input looked like. prints: (n, PRINT). size: numbers in a row."""
+
+    prints: Floats
+    size: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Match:
+    """indices: (n,) the examples of a pass's rows, AMBIGUOUS where several have that row. rivals: those that have."""
+
+    indices: IntArray
+    rivals: frozenset[int] = frozenset()
+
+
+class HeldTensor:
+    """A tensor of a batch, with a row per example, as it was handed out."""
+
+    def __init__(self, tensor: Tensor, keeps: bool) -> None:
+        on_host = tensor.device.type == "cpu"
+        # On the host it is kept, to be compared with copies; a GPU's memory is not ours to fill.
+        self._held = tensor if keeps and on_host else weakref.ref(tensor)
+        self._version = _version(tensor)
+        self.size, self.dtype = tensor.shape[1:].numel(), tensor.dtype
+        reads = keeps and on_host and tensor.numel() > 0 and is_plain(tensor)
+        flat = tensor.detach().reshape(len(tensor), -1) if reads else None
+        self._copy = flat.clone() if flat is not None and flat.numel() <= SMALL else None
+        self.places: Floats | None = None if flat is None else places_of(flat).numpy()
+        """(n, PLACES)"""
+        self._keys: dict[tuple[torch.dtype, int, int | None], IntArray] = {}
+        self._bands: Floats | None = None
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """None where it is gone."""
+        return self._held if isinstance(self._held, Tensor) else self._held()
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nobody has written to it. NumPy and `.data` leave no trace but in the numbers."""
+        tensor = self.tensor
+        if tensor is None or _version(tensor) != self._version:
+            return False
+        return self.places is None or np.array_equal(places_of(tensor.detach().reshape(len(tensor), -1)), self.places)
+
+    @property
+    def rows(self) -> Tensor | None:
+        """(n, size) as they were handed out; None where that is lost."""
+        if self._copy is not None:
+            return self._copy
+        tensor = self.tensor
+        return None if tensor is None or self.places is None or not self.unchanged else tensor.reshape(len(tensor), -1)
+
+    @property
+    def bands(self) -> Floats | None:
+        """(n, BANDS); None where that is lost."""
+        if self._bands is None and (rows := self.rows) is not None:
+            self._bands = bands_of(rows.detach()).numpy()
+        return self._bands
+
+    def keys(self, dtype: torch.dtype, size: int, offset: int | None = None) -> IntArray | None:
+        """(n·k,) the hashes of parts of its rows, as a copy of type `dtype` has them; None where that is lost.
+
+        Of the k pieces of `size` numbers that a row is cut into; or (n,) of the windows at `offset`.
+        """
+        kind = (dtype, size, offset)
+        if kind not in self._keys and (rows := self.rows) is not None:
+            part = rows.detach() if offset is None else rows.detach()[:, offset : offset + size]
+            self._keys[kind] = keys_of(part.to(dtype).reshape(-1, size))
+        return self._keys.get(kind)
+
+    def can_be(self, dtype: torch.dtype) -> bool:
+        """Whether a copy may have this type and still be known."""
+        return dtype.is_floating_point or not self.dtype.is_floating_point
 
 
 class HandedOut:
@@ -35,102 +121,160 @@ class HandedOut:
 
     def __init__(self, indices: IntArray | None, data: Any, start: int, size: int) -> None:
         self.indices, self.start, self.size = indices, start, size
+        keeps = torch.is_grad_enabled()  # without gradients a batch is evaluated on: nothing of it is kept
         found = [t for t in _tensors(data) if t.ndim and len(t) == size][:TENSORS]
-        # On the host they are kept, to be compared with copies; a GPU's memory is not ours to fill. While gradients are
-        # off nothing is kept: such a batch is evaluated on.
-        keeps = torch.is_grad_enabled()
-        self._held = [t if keeps and not t.is_cuda else weakref.ref(t) for t in found]
-        self._samples: list[Tensor] | None = None
+        self.held = [HeldTensor(tensor, keeps) for tensor in found]
 
     @property
     def tensors(self) -> list[Tensor]:
         """Those with a row per example that are still there."""
-        return [t for held in self._held if (t := held if isinstance(held, Tensor) else held()) is not None]
+        return [tensor for held in self.held if (tensor := held.tensor) is not None]
 
     @staticmethod
     def lengths(data: Any) -> list[int]:
         """Of all tensors in a batch."""
         return [len(t) for t in _tensors(data) if t.ndim]
 
-    @property
-    def samples(self) -> list[Tensor]:
-        """(n, ≤ PRINT) some numbers of every row of its tensors, on the host."""
-        if self._samples is None:
-            self._samples = [sample(t).cpu() for t in self.tensors if not t.is_cuda]
-        return self._samples
 
-
-def sample(x: Tensor) -> Tensor:
-    """(n, ≤ PRINT): a copy of some numbers of every row, in the tensor's own type and on its device."""
-    flat = x.detach().reshape(len(x), -1)
-    size = flat.shape[1]
-    if size <= 16:
-        return flat.clone()  # the loop may write its next batch into the same memory, as with CUDA graphs
-    return flat.index_select(1, _places(size, x.ndim == 2, x.device))
-
-
-@functools.lru_cache(maxsize=64)
-def _places(size: int, is_sequence: bool, device: torch.device) -> Tensor:
-    """(≤ PRINT,) which of a row's numbers are taken; kept, since a list would go to the device in every step."""
-    if is_sequence:
-        return torch.tensor([place for place in _FAR if place < size], device=device)
-    return torch.from_numpy(np.linspace(0, size - 1, PRINT).astype(np.int64)).to(device)
+def is_plain(x: Tensor) -> bool:
+    """Whether it is made of numbers, one behind the other, that can be compared."""
+    return x.layout is torch.strided and not (x.is_nested or x.is_quantized or x.is_complex())
 
 
 def same_memory(x: Tensor, batches: list[HandedOut]) -> IntArray | None:
-    """The examples of an input that is a batch's own tensor, or a view of some of its rows; None if it is not."""
-    for batch in batches:
-        for tensor in batch.tensors:
-            if tensor is x:
-                return batch.indices
+    """The examples of an input that is a batch's own tensor, or a view of some of its rows; None if it is not.
+
+    One that was written to since it was handed out may hold other rows, and proves nothing.
+    """
+    known = [(batch.indices, held, t) for batch in batches for held in batch.held if (t := held.tensor) is not None]
+    for indices, held, tensor in known:
+        if tensor is x:
+            return indices if held.unchanged else None
     pointer = x.untyped_storage().data_ptr()
-    if not pointer:
-        return None
-    for batch in batches:
-        for tensor in batch.tensors:
-            if tensor.untyped_storage().data_ptr() != pointer or tensor.dtype != x.dtype or batch.indices is None:
-                continue
-            stride = tensor.stride(0)
-            if stride <= 0 or x.stride(0) != stride:
-                continue
-            first = (x.data_ptr() - tensor.data_ptr()) // (stride * tensor.element_size())
-            if first >= 0 and first + len(x) <= len(tensor):
-                return batch.indices[first : first + len(x)]
+    for indices, held, tensor in known if pointer else ():
+        if tensor.untyped_storage().data_ptr() != pointer or tensor.dtype != x.dtype or indices is None:
+            continue
+        stride = tensor.stride(0)
+        if stride <= 0 or x.stride(0) != stride:
+            continue
+        first, inside = divmod(x.data_ptr() - tensor.data_ptr(), stride * tensor.element_size())
+        if first < 0 or first + len(x) > len(tensor) or inside // tensor.element_size() + _reach(x) > _reach(tensor):
+            continue
+        return indices[first : first + len(x)] if held.unchanged else None
     return None
 
 
-def same_rows(rows: NDArray[np.float32], dtype: torch.dtype, batches: list[HandedOut]) -> IntArray | None:
-    """(b,) the examples whose rows begin like these, -1 where none or several do; None if no row is known.
+def _reach(x: Tensor) -> int:
+    """How much memory a row spans, in numbers."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
 
-    rows: (b, k) from `sample`, of an input of type `dtype`.
-    """
-    width = rows.shape[1]
-    candidates = [
-        (batch, _as(s, dtype, width)) for batch in batches if batch.indices is not None for s in batch.samples
-    ]
-    known = [(batch, other) for batch, other in candidates if other is not None]
-    for batch, other in known:
-        for first in range(0, len(other) - len(rows) + 1, max(len(rows), 1)):
-            if np.array_equal(other[first : first + len(rows)], rows):
-                assert batch.indices is not None
-                return batch.indices[first : first + len(rows)]
-    if width < 2:  # single numbers, such as classes, are alike by chance
-        return None
-    owner: dict[bytes, int] = {}
-    for batch, other in known:
+
+def same_rows(look: Look, batches: list[HandedOut]) -> Match | None:
+    """The examples that a pass's rows are of, by content; None if some row is of none."""
+    known = [batch for batch in batches if batch.indices is not None]
+    for forms in (list(_pieces(look, known)), list(_windows(look, known))):
+        found = _found(keys_in(look.prints), look.size, forms) if forms else None
+        if found is not None:
+            return found
+    return _found_by_places(look, known)
+
+
+Form = tuple[IntArray, IntArray]
+"""Hashes of parts of a batch's rows, and the example of each."""
+
+
+def _pieces(look: Look, batches: list[HandedOut]) -> Iterator[Form]:
+    """Whole rows, and rows cut into pieces of the input's size."""
+    for indices, held in _candidates(look, batches):
+        count, rest = divmod(held.size, look.size)
+        if rest or (count > 1 and look.size < 2):
+            continue
+        keys = held.keys(look.dtype, look.size)
+        if keys is not None:
+            yield keys, np.repeat(indices, count)
+
+
+def _windows(look: Look, batches: list[HandedOut]) -> Iterator[Form]:
+    """The windows of rows that begin as the input's rows do."""
+    if look.size < 2:
+        return
+    for indices, held in _candidates(look, batches):
+        rows = held.rows if held.size > look.size else None
+        if rows is None or rows.numel() > LARGE:
+            continue
+        for offset in _offsets(look, rows.detach().to(look.dtype).float()):
+            keys = held.keys(look.dtype, look.size, offset)
+            if keys is not None:
+                yield keys, indices
+
+
+def _candidates(look: Look, batches: list[HandedOut]) -> Iterator[tuple[IntArray, HeldTensor]]:
+    for batch in batches:
         assert batch.indices is not None
-        for row, index in zip(other, batch.indices.tolist(), strict=True):
-            key = row.tobytes()
-            owner[key] = index if owner.get(key, index) == index else -1
-    found = np.array([owner.get(row.tobytes(), -1) for row in np.ascontiguousarray(rows)], np.int64)
-    return found if (found >= 0).any() else None
+        for held in batch.held:
+            if held.places is not None and held.size >= look.size and held.can_be(look.dtype):
+                yield batch.indices, held
 
 
-def _as(samples: Tensor, dtype: torch.dtype, width: int) -> NDArray[np.float32] | None:
-    """Samples of a batch's tensor as those of a copy of type `dtype` would be; None where they cannot be compared."""
-    if samples.shape[1] < width or samples.dtype.is_floating_point != dtype.is_floating_point:
+def _offsets(look: Look, rows: Tensor) -> list[int]:
+    """Where in `rows` (n, longer) the numbers stand with which the input's most varied row begins."""
+    leading = look.prints[:, : min(LEADING, look.size)]
+    begin = max(leading, key=lambda row: len(np.unique(row)))
+    room = rows.shape[1] - look.size + 1
+    stands = torch.ones(len(rows), room, dtype=torch.bool)
+    for place, number in enumerate(begin.tolist()):
+        stands &= rows[:, place : place + room] == number
+    return [int(offset) for offset in stands.any(0).nonzero()[:OFFSETS, 0]]
+
+
+def _found(rows: IntArray, size: int, forms: list[Form]) -> Match | None:
+    """rows: (n,) hashes of a pass's rows. If they are one block of a batch in order, their places decide."""
+    blocks: dict[bytes, IntArray] = {}
+    for keys, indices in forms:
+        last = len(keys) - len(rows)
+        if last < 0 or (size < 2 and last and len(rows) < FEW):
+            continue
+        for start in np.flatnonzero(keys[: last + 1] == rows[0]):
+            if np.array_equal(keys[start : start + len(rows)], rows):
+                part = indices[start : start + len(rows)]
+                blocks[part.tobytes()] = part
+            if len(blocks) > 1:
+                break
+    if len(blocks) == 1:
+        return Match(next(iter(blocks.values())))
+    if size < 2:  # single numbers, such as classes, are alike by chance: in another order they tell nothing
         return None
-    return np.ascontiguousarray(samples[:, :width].to(dtype).float().numpy())
+    owners: dict[int, set[int]] = {}
+    for keys, indices in forms:
+        for key, index in zip(keys.tolist(), indices.tolist(), strict=True):
+            owners.setdefault(key, set()).add(index)
+    return _looked_up(rows.tolist(), owners)
+
+
+def _found_by_places(look: Look, batches: list[HandedOut]) -> Match | None:
+    """Of large tensors that were written to, some numbers are left: enough, if no row is like another."""
+    owners: dict[bytes, set[int]] = {}
+    for indices, held in _candidates(look, batches):
+        if held.size == look.size and held.dtype == look.dtype and held.size > PLACES and held.rows is None:
+            assert held.places is not None
+            for row, index in zip(held.places, indices.tolist(), strict=True):
+                owners.setdefault(row.tobytes(), set()).add(index)
+    found = _looked_up([row.tobytes() for row in np.ascontiguousarray(look.prints[:, :PLACES])], owners)
+    return None if found is None or found.rivals else found
+
+
+def _looked_up(keys: list[Any], owners: dict[Any, set[int]]) -> Match | None:
+    """The owner of each; None if one has none."""
+    found = [owners.get(key) for key in keys]
+    sets = [each for each in found if each is not None]
+    if len(sets) < len(found):
+        return None
+    indices = np.array([next(iter(each)) if len(each) == 1 else AMBIGUOUS for each in sets], np.int64)
+    return Match(indices, frozenset().union(*(each for each in sets if len(each) > 1)))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else version([tensor])
 
 
 def _tensors(data: Any, depth: int = 0) -> list[Tensor]:

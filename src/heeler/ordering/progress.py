@@ -338,6 +338,22 @@ class Progress:
             self.doubtful.append(claimed)
         return claimed
 
+    def has(self, handed_out: int) -> bool:
+        """Whether something was outstanding that no pass has laid claim to."""
+        return handed_out > self.claimed
+
+    def confirm(self, examples: IntArray) -> None:
+        """A pass is known to be about these: if they are next in turn, they are claimed by it."""
+        after = self.claimed + len(examples)
+        if after <= self.handed_out and np.array_equal(self.sequence[self.claimed : after], examples):
+            self.claimed = after
+
+    def uncount(self) -> None:
+        """What was claimed is not believed: forget it, and who has laid claim to what."""
+        self.claimed = self.start
+        self.doubtful.clear()
+        self.suspect.clear()
+
     def advance(self, rows: int, handed_out: int) -> None:
         """A pass over `rows` examples is behind us: how far the loop has come."""
         self.observed = True

@@ -24,7 +24,7 @@ from heeler.herding.lazy import LazyOrder
 from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
-from heeler.ordering.attribution import Attribution, Stamp, added_up, sum_of
+from heeler.ordering.attribution import Attribution, Stamp
 from heeler.ordering.distributed.ranks import agree
 from heeler.ordering.epoch import Epoch, Plan
 from heeler.ordering.iterations import Iterations
@@ -201,8 +201,11 @@ class Session:
     def forward_begins(self, rows: int, inputs: Tensor | None) -> Stamp:
         """Sketches of passes before this one are stored now; this one is about what was handed out by now."""
         self.drain()
-        latest = self._latest()
-        return self.attribution.stamp(latest, self.iterations.others(latest), rows, inputs)
+        latest, source = self._latest(), self._source
+        is_mean = source is None or source.reduction == "mean"
+        if source is not None and source.batch_dim and inputs is not None:
+            inputs = inputs.transpose(0, source.batch_dim)
+        return self.attribution.stamp(latest, self.iterations.others(latest), rows, inputs, is_mean=is_mean)
 
     def forward_counted(self, rows: int | None) -> None:
         """A forward that nobody sketches: how far the loop has come still matters."""
@@ -224,10 +227,7 @@ class Session:
 
     def drain(self, *, wait: bool = False) -> None:
         """Store what the last backwards left; with `wait`, also what is still on its way from a device."""
-        for stamp, sketches in added_up(self._pop()):
-            if stamp.named is None:
-                self.attribution.advance(stamp)
-            self.attribution.send(stamp, sketches)
+        self._send()
         self._deliver(wait=wait)
         self._start_early(sketched=True)
 
@@ -235,16 +235,16 @@ class Session:
     def naming(self, examples: IntArray) -> Iterator[None]:
         """Passes whose forward and backward run inside are about `examples`, (B,) in batch order; they add up."""
         self.drain()
+        before = self.attribution.named_passes
         with self.attribution.naming(examples):
             yield
-        popped = [(stamp, sketches) for stamp, sketches in self._pop() if self.attribution.fits(stamp, sketches)]
+        self._send()
+        sent = self.attribution.named_passes > before
         latest = self._latest()
-        if latest.expects(examples) and (popped or (self._source is not None and not self._source.sketching)):
+        if latest.expects(examples) and (sent or (self._source is not None and not self._source.sketching)):
             latest.skip(examples.size)
-        elif popped:
+        elif sent:
             latest.reach(examples)
-        if popped:
-            self.attribution.send(popped[0][0], sum_of([sketches for _, sketches in popped]))
         self._deliver()
 
     @contextmanager
@@ -273,6 +273,11 @@ class Session:
     def _pop(self) -> list[tuple[Stamp, Tensor]]:
         return self._source.pop_passes() if self._source is not None else []
 
+    def _send(self) -> None:
+        """Start what the last backwards left on its way to the host."""
+        for stamp, sketches in self._pop():
+            self.attribution.send(stamp, sketches, 0 if self._source is None else self._source.window)
+
     def _deliver(self, *, wait: bool = False) -> None:
         for indices, vectors in self.attribution.receive(self.epoch, self.planner.rule.keeps_table, wait=wait):
             self._observe(indices, vectors)
@@ -290,7 +295,7 @@ class Session:
     def _settle(self) -> None:
         """Store all that can be stored."""
         self.drain(wait=True)
-        for indices, vectors in self.attribution.settle():
+        for indices, vectors in self.attribution.settle(self.rule.keeps_table):
             self._observe(indices, vectors)
 
     def _forget_all(self) -> None:

@@ -11,6 +11,8 @@ class SketchSource(Protocol):
     """What a session needs of a `Sketcher`."""
 
     dim: int
+    reduction: str
+    """"mean" where the loss is a mean over the batch, "sum" where it is a sum."""
 
     enabled: bool
     """False: forwards are neither sketched nor counted."""
@@ -20,6 +22,14 @@ class SketchSource(Protocol):
     @property
     def backwards(self) -> int:
         """Grows with every backward that puts a gradient into the model."""
+
+    @property
+    def window(self) -> int:
+        """Between which steps the last backward was: another number once weights changed or gradients were cleared."""
+
+    @property
+    def batch_dim(self) -> int:
+        """The batch's dimension in the model's inputs."""
 
     @property
     def weights_version(self) -> int:

@@ -1,12 +1,17 @@
-"""How many backwards have put a gradient into the model: the sign by which training is known in every epoch."""
+"""How many backwards have put a gradient into the model: the sign by which training is known in every epoch.
+
+And which of them belong to the same step of the optimizer: those between which neither the weights changed nor the
+gradients were cleared.
+"""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from torch import Tensor, nn
 
-from heeler.torch_private import accumulator
+from heeler.torch_private import accumulator, version
 
 
 class BackwardCount:
@@ -18,8 +23,12 @@ class BackwardCount:
 
     def __init__(self) -> None:
         self.count = 0
+        self.window = 0
+        """Another number after every step, or whatever stands in its place."""
         self._watched: list[nn.Parameter] = []
         self._held: list[Any] = []
+        self._version = -1
+        self._gradient: weakref.ref[Tensor] | None = None
 
     def watch(self, parameters: list[nn.Parameter]) -> None:
         """Count at these from now on; nothing changes if they are the same as before."""
@@ -31,13 +40,29 @@ class BackwardCount:
         self._watched = ends
         for parameter in ends:
             if hasattr(parameter, "device_mesh"):
-                self._held.append((None, parameter.register_post_accumulate_grad_hook(self)))
+                self._held.append((None, parameter.register_post_accumulate_grad_hook(self._after)))
                 continue
             node = accumulator(parameter)
-            self._held.append((node, node.register_prehook(self)))
+            self._held.append((node, node.register_prehook(self._before)))
 
-    def __call__(self, grad: Tensor | tuple[Tensor | None, ...]) -> None:
+    def _before(self, grads: tuple[Tensor | None, ...]) -> None:
+        """A gradient is about to be added to one of them. If none has any, they were cleared."""
+        self._count(all(parameter.grad is None for parameter in self._watched))
+
+    def _after(self, parameter: Tensor) -> None:
+        """A gradient has been added. If there was none before, it is a new tensor."""
+        if parameter is not self._watched[0]:
+            self._count(False)
+            return
+        before = None if self._gradient is None else self._gradient()
+        self._gradient = None if parameter.grad is None else weakref.ref(parameter.grad)
+        self._count(before is not parameter.grad)
+
+    def _count(self, cleared: bool) -> None:
         self.count += 1
+        now = version(self._watched)
+        if cleared or now != self._version:
+            self.window, self._version = self.window + 1, now
 
     def remove(self) -> None:
         """Count no more."""

@@ -18,7 +18,7 @@ from heeler.sketch.passes import Nobody, SketchListener
 from heeler.sketch.recorder import Recorder
 from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf, watch
 from heeler.sketch.survey import assign_columns, clean_name, draw, survey
-from heeler.torch_private import compile_anew, is_compiled, unwrapped, version
+from heeler.torch_private import compile_anew, is_compiled, unwrapped, version, wants_backward
 
 Dim = int | Callable[[int], int]
 BatchDim = int | SizeOf
@@ -124,6 +124,16 @@ class Sketcher:
         return self._backwards.count
 
     @property
+    def window(self) -> int:
+        """Of the last backward: the same for all between which no weights changed and no gradients were cleared."""
+        return self._backwards.window
+
+    @property
+    def batch_dim(self) -> int:
+        """The batch's dimension in the model's first tensor argument."""
+        return self._recorder.batch_dim
+
+    @property
     def enabled(self) -> bool:
         """False: the hooks do nothing and open no pass."""
         return self._recorder.enabled
@@ -163,12 +173,31 @@ class Sketcher:
         """The sketch (K,) of a loss's gradient, by autograd alone: what an example's row must be."""
         layers = [layer for layer in self._layers if not layer.broken]
         found = {id(p): (p, layer, local) for layer in layers for local, p in layer.parameters.items()}
-        gradients = torch.autograd.grad(loss, [p for p, _, _ in found.values()], allow_unused=True)
+        parameters = [p for p, _, _ in found.values()]
+        if wants_backward(loss):
+            gradients = self._by_backward(loss, parameters)
+        else:
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         total = torch.zeros(self.dim, device=self._recorder.device)
         for (_, layer, local), gradient in zip(found.values(), gradients, strict=True):
             if gradient is not None:
                 total += layer.sketch_gradient(local, gradient.to(total.device))
         return total
+
+    def _by_backward(self, loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
+        """Gradients by `loss.backward()`, which is not counted; `.grad` is as it was afterwards."""
+        before = [(p, p.grad) for p in self._root.parameters()]
+        self._backwards.remove()
+        try:
+            for p, _ in before:
+                p.grad = None
+            loss.backward()
+            return tuple(p.grad for p in parameters)
+        finally:
+            for p, gradient in before:
+                p.grad = gradient
+            if self._handles:  # not detached
+                self._backwards.watch(self._covered())
 
     @property
     def weights_version(self) -> int:
