@@ -288,7 +288,7 @@ def misfiled(rank: int, ranks: int, lost: bool) -> dict[str, Any]:
     observe = planner.observe
     planner.observe = lambda indices, vectors: observe(rng.permutation(indices), vectors)
     orders, sketched, seen = [], [], []
-    for epoch in range(6):
+    for epoch in range(10):
         orders += walk(model, sampler, loader, 1)
         sketched.append(handle.sketcher.sketching)
         if rank == 0:
