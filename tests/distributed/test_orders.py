@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import heeler
 from heeler.herding import make_rule
 from heeler.ordering.distributed import rounds
-from tests.distributed.ranks import Heard, gradients, problem, run_ranks, set_up, walk
+from tests.distributed.ranks import Heard, freeze, gradients, problem, run_ranks, set_up, walk
 
 EPOCHS = 5
 
@@ -279,7 +279,7 @@ def test_a_mesh_of_several_dimensions_is_refused() -> None:
 def misfiled(rank: int, ranks: int, lost: bool) -> dict[str, Any]:
     """Epochs in which every sketch is stored under another example of its batch; the orders, and when it was sketched.
 
-    lost: rank 1 does not hear of the first order after which no more sketches are taken.
+    lost: rank 1 is frozen in the epoch after which no more would be taken.
     """
     heard = Heard()
     dataset, model = problem(1200)
@@ -288,13 +288,15 @@ def misfiled(rank: int, ranks: int, lost: bool) -> dict[str, Any]:
     observe = planner.observe
     planner.observe = lambda indices, vectors: observe(rng.permutation(indices), vectors)
     orders, sketched, seen = [], [], []
-    for epoch in range(6):
+    for epoch in range(8):
+        if epoch == 2 and lost and rank == 1:
+            freeze(8.0)
         orders += walk(model, sampler, loader, 1)
         sketched.append(handle.sketcher.sketching)
         if rank == 0:
             seen.append(handle.metrics()["examples_with_sketch"])
-        if epoch == 1 and lost and rank == 1:
-            time.sleep(5.0)
+        if epoch != 2:
+            dist.barrier()
     state = handle.state_dict()
     again = set_up(*problem(1200), batch_size=20, refresh=1, exchange_timeout=3.0)
     shared = [state if rank == 0 else None]

@@ -145,6 +145,18 @@ def test_a_part_of_the_gradient_is_not_called_right(lr: float) -> None:
         assert "a part of the gradient is missing" in str(found)
 
 
+@pytest.mark.parametrize("wrong", [10, N])
+def test_rows_under_wrong_examples_are_said(wrong: int) -> None:
+    run = Run(Net(plain=True), lr=0.0)
+    run.train()
+    table = run.handle.table
+    assert table is not None
+    table.put(np.arange(wrong), table.sketches(np.roll(np.arange(wrong), 1)))
+    found = run.handle.verify(run.loss_of, N)
+    assert found.filed_right <= 1 - 0.5 * wrong / N
+    assert "stored under wrong examples" in str(found)
+
+
 @pytest.mark.parametrize("factor", [0.25, 65536.0])
 def test_lengths_that_are_off_are_said(factor: float) -> None:
     run = Run(Net(plain=True), lr=0.0)
@@ -183,6 +195,9 @@ def test_doubtful_rows_are_dropped_as_training_ends(end: str, passes: int, caplo
         pytest.skip("a batch is outstanding, so a state goes on with it: the epoch is not over")
     run = Run(Net(plain=True))
     table = run.sampler.session.rule.table
+    with run.handle.paused():
+        losses = (F.cross_entropy(run.model(run.x[i : i + 1] + 0.1), run.y[i : i + 1]) for i in range(N))
+        true = np.stack([run.handle.sketcher.sketch_of(loss).numpy() for loss in losses])
     with caplog.at_level(logging.WARNING, "heeler"):
         uneven(run, passes)
         if end == "table":
@@ -194,9 +209,6 @@ def test_doubtful_rows_are_dropped_as_training_ends(end: str, passes: int, caplo
             assert np.array_equal(seen, table.seen)
         else:
             next(iter(run.loader))
-    run.handle.detach()
-    losses = (F.cross_entropy(run.model(run.x[i : i + 1] + 0.1), run.y[i : i + 1]) for i in range(N))
-    true = np.stack([run.handle.sketcher.sketch_of(loss).numpy() for loss in losses])
     assert not table.seen.all()
     assert np.abs(table.sketches(np.arange(N)) - true)[table.seen].max(initial=0.0) < 0.01
     assert sum("it is not certain which examples" in record.getMessage() for record in caplog.records) <= 1

@@ -74,12 +74,11 @@ def wins_of(new: NDArray[Any], own: NDArray[Any], other: NDArray[Any]) -> tuple[
     Of two that are as near, and of rows of zeros, which point nowhere, it cannot: where many examples are alike, or
     have no gradient any more, that must not look like chance.
     """
-    new, own, other = (rows.astype(np.float64) for rows in (new, own, other))
-    lengths = [np.sqrt(np.einsum("ij,ij->i", rows, rows)) for rows in (new, own, other)]
-    there = (lengths[0] > 0) & (lengths[1] > 0) & (lengths[2] > 0)
-    for rows, length in zip((new, own, other), lengths, strict=True):
-        rows /= np.where(there, length, 1.0)[:, None]
-    nearer = np.einsum("ij,ij->i", new, own - other)
+    rows = np.stack([new, own, other]).astype(np.float64)
+    lengths = np.sqrt(np.einsum("aij,aij->ai", rows, rows))
+    there = (lengths > 0).all(axis=0)
+    rows /= np.where(there, lengths, 1.0)[..., None]
+    nearer = np.einsum("ij,ij->i", rows[0], rows[1] - rows[2])
     told = there & (np.abs(nearer) > EQUAL)
     return int((nearer[told] > 0).sum()), int(told.sum())
 
@@ -139,10 +138,12 @@ class OwnCheck:
         """Rows `new` (m, K) replace `old` (m, K) of `examples` (m,)."""
         if not examples.size:
             return
-        found = [self._compared(np.zeros_like(examples), examples, old, new)]
+        found = self._compared(np.zeros_like(examples), examples, old, new)
+        pools = [_sum(self._pools[0], found)]
         if self._strata is not None:
-            found.append(self._compared(1 + self._strata[examples] % (len(self._last) - 1), examples, old, new))
-        self._pools = tuple(Share(*map(sum, zip(*each, strict=True))) for each in zip(self._pools, found, strict=True))
+            found = self._compared(1 + self._strata[examples] % (len(self._last) - 1), examples, old, new)
+            pools.append(_sum(self._pools[1], found))
+        self._pools = tuple(pools)
 
     def _compared(
         self, slots: IntArray, examples: IntArray, old: NDArray[np.float16], new: NDArray[np.float32]
@@ -193,6 +194,10 @@ class OwnCheck:
         self._count, self._refreshes = int(count), int(refreshes)
         np.copyto(self._last, check.as_numpy(state["own_last"], "own_last"))
         np.copyto(self._rows, check.as_numpy(state["own_rows"], "own_rows"))
+
+
+def _sum(one: Share, other: Share) -> Share:
+    return Share(one.wins + other.wins, one.comparisons + other.comparisons)
 
 
 def _at_chance(shares: tuple[Share, ...]) -> bool:
