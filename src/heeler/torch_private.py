@@ -115,7 +115,10 @@ def accumulator(parameter: Tensor) -> Any:
 
 def version(tensors: Iterable[Tensor]) -> int:
     """Changes whenever one of them is written to, as by an optimizer's step; 0 without `Tensor._version`."""
-    return sum(getattr(tensor, "_version", 0) for tensor in tensors)
+    total = 0
+    for tensor in tensors:  # no generator: this runs several times in a step
+        total += 0 if tensor.is_inference() else getattr(tensor, "_version", 0)
+    return total
 
 
 def current_stream(device: torch.device) -> int | None:

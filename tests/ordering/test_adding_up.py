@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import heeler
 from heeler.ordering import attribution, step_sums
 from heeler.ordering.step_sums import StepSums
+from heeler.sketch.backward_count import BackwardCount
 from tests.ordering.loops import filed
 
 N, BATCH = 40, 8
@@ -236,6 +237,40 @@ def test_examples_that_are_filed_twice_count_once() -> None:
             run.step()
     run.handle.metrics()
     assert run.sampler.session.attribution.filed == BATCH
+
+
+# What separates steps
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_windows_end_with_steps_and_cleared_gradients(sharded: bool) -> None:
+    """sharded: as FSDP2's parameters are, which are counted at after their gradient was added."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    if sharded:
+        for parameter in model.parameters():
+            parameter.device_mesh = None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    count = BackwardCount()
+    count.watch(list(model.parameters()))
+
+    def window(part: nn.Module = model, size: int = 3) -> int:
+        part(torch.randn(4, size)).sum().backward()
+        return count.window
+
+    first = window()
+    assert window() == window() == first
+    optimizer.step()
+    second = window()
+    assert second != first
+    assert window() == second
+    optimizer.zero_grad()
+    third = window()
+    assert third != second
+    assert window(model[1], 2) == third  # a part of the model
+    optimizer.step()
+    optimizer.zero_grad()
+    assert window() != third
+    assert count.count == 15
 
 
 # The sums themselves

@@ -26,7 +26,6 @@ PIECES = 3
 """Numbers that hold a hash, of 20 bits each."""
 PRINT = PLACES + BANDS + PIECES
 _BITS = 20
-_MIXER = 0x1B873593CC9E2D51
 _GROUP = 1 << 16  # words of 64 bits that are hashed at a time on the host: what fits into its cache
 
 Floats = NDArray[np.float32]
@@ -85,8 +84,10 @@ def keys_in(prints: Floats) -> IntArray:
 
 
 def _mixed(words: Tensor, factors: Tensor) -> Tensor:
-    mixed = words * _MIXER  # floats often differ in their upper bits alone, which a product pushes out
-    mixed ^= mixed >> 32
+    # Floats often differ in their upper bits alone, which a product pushes out. Not by 32: where both halves of a word
+    # are equal, they would cancel.
+    mixed = words >> 29
+    mixed ^= words
     mixed *= factors
     total = mixed.sum(1)
     return total ^ (total >> 32)  # and the upper bits of a sum are the good ones: into those that are kept

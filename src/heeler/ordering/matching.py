@@ -58,8 +58,9 @@ class HeldTensor:
     def __init__(self, tensor: Tensor, keeps: bool) -> None:
         on_host = tensor.device.type == "cpu"
         # On the host it is kept, to be compared with copies; a GPU's memory is not ours to fill.
-        self._held = tensor if keeps and on_host else weakref.ref(tensor)
-        self._version = _version(tensor)
+        self.kept = tensor if keeps and on_host else None
+        self._ref = weakref.ref(tensor)
+        self._version = version([tensor])
         self.size, self.dtype = tensor.shape[1:].numel(), tensor.dtype
         reads = keeps and on_host and tensor.numel() > 0 and is_plain(tensor)
         flat = tensor.detach().reshape(len(tensor), -1) if reads else None
@@ -72,13 +73,13 @@ class HeldTensor:
     @property
     def tensor(self) -> Tensor | None:
         """None where it is gone."""
-        return self._held if isinstance(self._held, Tensor) else self._held()
+        return self._ref() if self.kept is None else self.kept
 
     @property
     def unchanged(self) -> bool:
         """Whether nobody has written to it. NumPy and `.data` leave no trace but in the numbers."""
         tensor = self.tensor
-        if tensor is None or _version(tensor) != self._version:
+        if tensor is None or version([tensor]) != self._version:
             return False
         return self.places is None or np.array_equal(places_of(tensor.detach().reshape(len(tensor), -1)), self.places)
 
@@ -146,11 +147,12 @@ def same_memory(x: Tensor, batches: list[HandedOut]) -> IntArray | None:
 
     One that was written to since it was handed out may hold other rows, and proves nothing.
     """
-    known = [(batch.indices, held, t) for batch in batches for held in batch.held if (t := held.tensor) is not None]
-    for indices, held, tensor in known:
-        if tensor is x:
-            return indices if held.unchanged else None
+    for batch in batches:
+        for held in batch.held:
+            if held.kept is x or (held.kept is None and held.tensor is x):
+                return batch.indices if held.unchanged else None
     pointer = x.untyped_storage().data_ptr()
+    known = [(b.indices, held, t) for b in batches for held in b.held if (t := held.tensor) is not None]
     for indices, held, tensor in known if pointer else ():
         if tensor.untyped_storage().data_ptr() != pointer or tensor.dtype != x.dtype or indices is None:
             continue
@@ -271,10 +273,6 @@ def _looked_up(keys: list[Any], owners: dict[Any, set[int]]) -> Match | None:
         return None
     indices = np.array([next(iter(each)) if len(each) == 1 else AMBIGUOUS for each in sets], np.int64)
     return Match(indices, frozenset().union(*(each for each in sets if len(each) > 1)))
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else version([tensor])
 
 
 def _tensors(data: Any, depth: int = 0) -> list[Tensor]:

@@ -47,7 +47,7 @@ class BackwardCount:
 
     def _before(self, grads: tuple[Tensor | None, ...]) -> None:
         """A gradient is about to be added to one of them. If none has any, they were cleared."""
-        self._count(all(parameter.grad is None for parameter in self._watched))
+        self._count(self._watched[0].grad is None and self._watched[-1].grad is None)
 
     def _after(self, parameter: Tensor) -> None:
         """A gradient has been added. If there was none before, it is a new tensor."""
