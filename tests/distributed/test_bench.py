@@ -21,8 +21,8 @@ def test_what_is_measured(shards: str) -> None:
         ours, alike, published = row["heeler"], row["all_ranks_alike"], row["published_cd_grab"]
         workers = row["workers"]
         # An epoch's sketches and numbers of examples of all but the host, one header each, and everyone's order back,
-        # with a byte that says that all have theirs.
-        assert ours["bytes_total"] == (workers - 1) * (96 / workers * (8 * 2 + 4 + 4) + 5 * 8 + 1)
+        # with a byte that says that all have theirs, and a number that says whether sketches are given up.
+        assert ours["bytes_total"] == (workers - 1) * (96 / workers * (8 * 2 + 4 + 4) + 5 * 8 + 1 + 4)
         assert ours["bytes_of_host"] == ours["bytes_total"]
         assert alike["bytes_total"] == workers * (workers - 1) * 96 / workers * (8 * 2 + 4)
         assert published["bytes_per_example"] == (workers - 1) * 4 * 100 / 4

@@ -60,7 +60,7 @@ class Collate:
             batch["n"] = [len(item["tokens"]) for item in chosen]
         if self.hidden:
             batch["z"] = torch.tensor([[row[-1]] * 2 for row in rows])
-        batch["all"] = torch.cat([torch.tensor(item["tokens"]) for item in chosen])
+        batch["all"] = torch.cat([torch.as_tensor(item["tokens"]) for item in chosen])
         return batch
 
 

@@ -232,6 +232,7 @@ def test_a_batch_made_under_inference_mode() -> None:
     assert same_memory(x, [handed]) is not None
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("kind", ["sparse", "complex", "quantized", "empty"])
 def test_tensors_that_cannot_be_read_do_no_harm(kind: str) -> None:
     x = {

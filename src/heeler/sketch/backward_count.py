@@ -29,9 +29,11 @@ class BackwardCount:
         self._held: list[Any] = []
         self._version = -1
         self._gradient: weakref.ref[Tensor] | None = None
+        self._tells_steps = True
 
-    def watch(self, parameters: list[nn.Parameter]) -> None:
-        """Count at these from now on; nothing changes if they are the same as before."""
+    def watch(self, parameters: list[nn.Parameter], tells_steps: bool = True) -> None:
+        """Count at these from now on. tells_steps: whether `window` is kept up to date, which passes alone need."""
+        self._tells_steps = tells_steps
         trainable = [p for p in parameters if p.requires_grad]
         ends = [trainable[0], trainable[-1]] if trainable else []
         if [id(p) for p in ends] == [id(p) for p in self._watched]:
@@ -47,19 +49,21 @@ class BackwardCount:
 
     def _before(self, grads: tuple[Tensor | None, ...]) -> None:
         """A gradient is about to be added to one of them. If none has any, they were cleared."""
-        self._count(self._watched[0].grad is None and self._watched[-1].grad is None)
+        self.count += 1
+        if self._tells_steps:
+            self._tell(self._watched[0].grad is None and self._watched[-1].grad is None)
 
     def _after(self, parameter: Tensor) -> None:
         """A gradient has been added. If there was none before, it is a new tensor."""
+        self.count += 1
         if parameter is not self._watched[0]:
-            self._count(False)
+            self._tell(False)
             return
         before = None if self._gradient is None else self._gradient()
         self._gradient = None if parameter.grad is None else weakref.ref(parameter.grad)
-        self._count(before is not parameter.grad)
+        self._tell(before is not parameter.grad)
 
-    def _count(self, cleared: bool) -> None:
-        self.count += 1
+    def _tell(self, cleared: bool) -> None:
         now = version(self._watched)
         if cleared or now != self._version:
             self.window, self._version = self.window + 1, now

@@ -8,6 +8,7 @@ forward computes otherwise than those that were tested (`computation`). A pass o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -57,6 +58,7 @@ class RowProof:
         self._can_tell: bool | None = None
         self._model: nn.Module | None = None
         self._thread = 0
+        self._stance: AbstractContextManager[Any] = nullcontext()
         self._deferred: list[Callable[[], None]] = []
         self._guessed: list[tuple[SketchedLayer, Callable[[], bool]]] = []
         self._computations: set[Computation] = set()
@@ -81,10 +83,11 @@ class RowProof:
         if batch < 2 or is_sharded(model):  # any split is right; or its forward is a collective
             self._due = self._due and batch < 2
             return
-        compiles = is_called_by_compiled_code() or any(is_compiled(module) for module in model.modules())
-        if compiles:  # a mode would have it run uncompiled
+        compiles = any(is_compiled(module) for module in model.modules())
+        if is_called_by_compiled_code() or (compiles and effects_of(model) is None):
             self.test_compiled(model, args, kwargs, found, batch)
             return
+        self._stance = run_eagerly() if compiles else nullcontext()  # its parts run as they are written, this once
         test = RowOwnershipTest(self._tested(), tensors_in((args, kwargs)), found, batch, self.batch_dim)
         self._can_tell = test.can_tell
         if self._can_tell is False:
@@ -99,6 +102,7 @@ class RowProof:
         """Write down what runs from now on."""
         if self._test is not None:
             self.recording, self._thread = Recording(), get_ident()
+            self._stance.__enter__()
             self.recording.__enter__()
 
     def see(self, layer: SketchedLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -119,6 +123,7 @@ class RowProof:
         recording, self.recording = self.recording, None
         if recording is not None:
             recording.__exit__(None, None, None)
+            self._stance.__exit__(None, None, None)
         return recording
 
     def end(self, recording: Recording | None, owner: Pass, outputs: Iterable[Tensor]) -> None:

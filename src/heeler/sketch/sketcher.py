@@ -154,7 +154,7 @@ class Sketcher:
     @sketching.setter
     def sketching(self, value: bool) -> None:
         self._recorder.sketch(value)
-        self._backwards.watch(self._covered())  # fully_shard may have replaced the parameters
+        self._backwards.watch(self._covered(), value)  # fully_shard may have replaced the parameters
 
     def pop_passes(self) -> list[tuple[Any, Tensor]]:
         """All passes finished since the last pop, in forward order: the listener's stamp, and (B_i, K) float32."""
