@@ -82,7 +82,7 @@ class SketchTable:
     def put(self, indices: Any, vectors: Any) -> None:
         """Store copies of vectors (b, K), NumPy or CPU torch, as the newest of examples `indices` (b,).
 
-        Of two with the same index the later counts. Vectors that are not finite are dropped.
+        Of two with the same index the later counts. An example whose newest vector is not finite has none.
         """
         where, given = check.as_rows(indices, len(self)), check.as_numpy(vectors, "vectors")
         if where.size == 0:
@@ -97,6 +97,7 @@ class SketchTable:
         if not math.isfinite(square):  # one number tells that all of them are finite; huge ones may overflow it
             finite = np.isfinite(values).all(axis=1)
             self.dropped += int((~finite).sum())
+            self.forget(where[~finite])  # the one of before lacks what made this one useless
             where, values = where[finite], values[finite]
         if where.size == 0:
             return

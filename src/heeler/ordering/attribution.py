@@ -125,6 +125,8 @@ class Attribution:
         self._last: Known | None = None
         """The last that was."""
         self._evidence = Evidence()
+        self.beside = Evidence() if before is None else before.beside
+        """Whether passes that are not known are about the examples of the known ones beside them."""
         self._believed: View | None = None
         """What proves that counting is right."""
         self._rejected = False
@@ -284,13 +286,14 @@ class Attribution:
         elif stamp.is_opaque:
             self._ignore(self._why_unknown(stamp.progress))
         elif look is None:
-            yield from self._counted(stamp, window, rows)
+            yield from self._counted(stamp, window, rows, None)
         elif self._last is not None and self._last.is_before(stamp.progress, window, len(rows)):
             yield from self._view_of(self._last, stamp, look, rows)
         elif self._rejected or stamp.progress.uncertain or (self._knows and not stamp.progress.has(stamp.handed_out)):
             self._ignore(self._why_unknown(stamp.progress))
+            yield from self._doubted(stamp, window, None, len(rows), look)
         else:
-            for known in self._counted(stamp, window, rows):
+            for known in self._counted(stamp, window, rows, look):
                 yield from self._weighed(stamp, known, look) if isinstance(known, Known) else [known]
 
     def _why_unknown(self, progress: Progress) -> str:
@@ -302,8 +305,10 @@ class Attribution:
             known = indices != AMBIGUOUS
             yield Spoiled(stamp.progress, window, found.rivals)
             why = "several examples have the same rows, so that the rows alone do not tell which of them they are about"
-            if not known.any():
+            several = len(np.unique(indices[known])) != known.sum()  # rows per example: it is not known how many
+            if not known.any() or several:
                 self._ignore(why)
+                yield Spoiled(stamp.progress, window, frozenset(indices[known].tolist()))
                 return
             self._say(why, "some rows of passes were left out of the sketches: %s; %s", why, NAME)
             indices, rows = indices[known], rows[known]
@@ -324,12 +329,30 @@ class Attribution:
             yield Known(last.progress, last.window, last.indices, rows)
             return
         self._ignore(self._why_unknown(stamp.progress))
-        if evidence.is_likely:
-            yield Spoiled(last.progress, last.window, frozenset(last.indices.tolist()))
+        yield from self._doubted(stamp, last.window, last.indices, len(rows), look)
+
+    def _doubted(
+        self, stamp: Stamp, window: int, examples: IntArray | None, rows: int, look: Look | None
+    ) -> Iterator[Spoiled]:
+        """A pass that is left out may be about these: then they have no whole sum before this step.
+
+        Unless many such passes have shown no likeness to the batches beside them: a GAN's images, unlabelled data.
+        examples: by default those of the batch that is next in turn and has as many rows.
+        """
+        if not self._knows:
+            yield Spoiled(stamp.progress, window, _examples_of(stamp.recent))
+            return
+        if examples is None:
+            examples = next((b.indices for b in stamp.recent if b.size == rows and b.indices is not None), None)
+        if examples is None or look is None:
+            return
+        self.beside.weigh(look, examples, stamp.recent, 1 / len(examples))
+        if self.beside.is_likely or not self.beside.is_exhausted:
+            yield Spoiled(stamp.progress, window, _examples_of(stamp.recent))  # the loop may look ahead
 
     # Counting
 
-    def _counted(self, stamp: Stamp, window: int, rows: Floats) -> Iterator[Known | Spoiled]:
+    def _counted(self, stamp: Stamp, window: int, rows: Floats, look: Look | None) -> Iterator[Known | Spoiled]:
         progress = stamp.progress
         if progress.uncertain:
             self._ignore(progress.uncertain[0])
@@ -339,8 +362,7 @@ class Attribution:
             # Another pass has been taken for this batch's, and it is not known which of them was right.
             progress.suspect.append(slice(max(progress.start, stamp.handed_out - len(rows)), stamp.handed_out))
             self._ignore("there were more passes, or rows, than the loader had handed out examples for")
-            if not self._knows:
-                yield Spoiled(progress, window, _examples_of(stamp.recent))
+            yield from self._doubted(stamp, window, None, len(rows), look)
             return
         indices = progress.sequence[claimed]
         yield Known(progress, window, indices[indices >= 0], rows[indices >= 0])
@@ -351,8 +373,7 @@ class Attribution:
         size = max((b.size for b in stamp.recent if _holds(b, known.indices)), default=0)
         if len(known.indices) < len(look.prints) or not size:
             self._ignore(self._why_unknown(known.progress))
-            if not self._knows:
-                yield Spoiled(known.progress, known.window, around)
+            yield from self._doubted(stamp, known.window, None, len(look.prints), look)
             return
         if size == 1 and stamp.handed_out == known.progress.claimed and not self._waiting:
             yield known  # the only row that it can be about
@@ -369,18 +390,18 @@ class Attribution:
                     yield waiting.known
                 else:
                     self._ignore("its rows are not in the order of the batch that it was counted as")
-                    if not self._knows:
-                        yield Spoiled(waiting.known.progress, waiting.known.window, waiting.around)
+                    yield Spoiled(waiting.known.progress, waiting.known.window, waiting.around)
         elif self._evidence.is_exhausted:
             self._rejected = True
             self._leave_out_waiting()
 
     def _leave_out_waiting(self) -> None:
-        """And count as if they had not been counted."""
+        """And count as if they had not been counted. Sums that may lack them are taken back."""
         while self._waiting:
-            progress = self._waiting.popleft().known.progress
-            progress.uncount()
-            self._ignore(self._why_unknown(progress))
+            known, _, around = self._waiting.popleft()
+            known.progress.uncount()
+            self._ignore(self._why_unknown(known.progress))
+            self._sums.regret(known.progress, known.window, around)
 
     # At the epoch's end
 

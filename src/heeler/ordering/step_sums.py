@@ -6,7 +6,7 @@ optimizer; after a step the newest one counts.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +20,8 @@ Rows = tuple[IntArray, NDArray[np.float32]]
 
 HELD = 1 << 20
 """Numbers that are held for further passes, at most, besides the newest pass."""
+WINDOWS = 1 << 10
+"""Steps whose examples are remembered, for passes that are known later."""
 REMEMBERED = 1 << 16
 """Examples that are known to be let go, at most."""
 
@@ -61,12 +63,16 @@ class StepSums:
         self._spoiled: set[int] = set()
         self.regretted: set[int] = set()
         """Examples whose sums were spoiled when they had been taken."""
+        self._past: OrderedDict[int, tuple[list[IntArray], set[int]]] = OrderedDict()
+        """By window, of this iteration: the examples that had sums in it, and those that were spoiled."""
 
     def add(self, of: Any, window: int, indices: IntArray, vectors: NDArray[np.float32]) -> list[Rows]:
         """A pass over distinct examples. Returns what is complete by now.
 
         of: the iteration that it belongs to. In another one, as after a step, the newest pass counts.
         """
+        if self._window is not None and self._window[0] is of and window < self._window[1]:
+            return self._late(window, indices, vectors)
         done = self._turn(of, window)
         found = [self._where.get(index) for index in indices.tolist()]
         fresh = np.array([place is None for place in found], bool)
@@ -87,6 +93,9 @@ class StepSums:
 
     def spoil(self, of: Any, window: int, examples: Iterable[int]) -> list[Rows]:
         """A pass was left out that may have been about these: without it their sums are not whole."""
+        if self._window is not None and self._window[0] is of and window < self._window[1]:
+            self.regret(of, window, examples)
+            return []
         done = self._turn(of, window)
         self._spoiled.update(examples)
         for block in self._blocks:
@@ -94,10 +103,33 @@ class StepSums:
                 self.regretted.update(self._spoiled.intersection(block.indices.tolist()))
         return done
 
+    def _late(self, window: int, indices: IntArray, vectors: NDArray[np.float32]) -> list[Rows]:
+        """A pass that waited for proof while steps went by: whole unless others of its step were stored, or spoiled."""
+        sums, spoiled = self._past.setdefault(window, ([], set()))
+        stored = np.isin(indices, np.concatenate([*sums, np.empty(0, np.int64)]))
+        self.regretted.update(indices[stored].tolist())
+        good = ~stored & ~np.isin(indices, list(spoiled))
+        sums.append(indices)
+        return [(indices[good], vectors[good])] if good.any() else []
+
+    def regret(self, of: Any, window: int, examples: Iterable[int]) -> None:
+        """A pass that may have been about these is left out when its step is over, or is the last one."""
+        if self._window is None or self._window[0] is not of:
+            return
+        if window >= self._window[1]:
+            self.spoil(of, window, examples)
+            return
+        sums, spoiled = self._past.setdefault(window, ([], set()))
+        spoiled.update(examples)
+        self.regretted.update(spoiled.intersection(index for each in sums for index in each.tolist()))
+
     def _turn(self, of: Any, window: int) -> list[Rows]:
         if self._window is not None and self._window[0] is of and self._window[1] == window:
             return []
+        same = self._window is not None and self._window[0] is of
         done = self.close()
+        if not same:
+            self._past.clear()
         self._window = of, window
         return done
 
@@ -123,6 +155,10 @@ class StepSums:
     def close(self) -> list[Rows]:
         """What has changed; nothing will be added to it."""
         done = self.flush()
+        if self._window is not None:
+            self._past[self._window[1]] = [block.indices for block in self._blocks], set(self._spoiled)
+            while len(self._past) > WINDOWS:
+                self._past.popitem(last=False)
         self._blocks.clear()
         self._where.clear()
         self._gone.clear()

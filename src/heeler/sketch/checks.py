@@ -120,7 +120,8 @@ class Checks:
         bad = [] if tainted else outcome.bad
         twice, self._twice = self._twice, False
         first = self.filed == 0 and self._strikes == 0
-        once = bool(bad) and not first and (twice or self._in_some_steps)
+        partly = any(layer.problem == NOT_ALL for layer in self.layers)  # what others lack may be too little to see
+        once = not first and ((twice and (bool(bad) or partly)) or (bool(bad) and self._in_some_steps))
         again = bool(bad) and not first and not once and self._strikes == 0
         if once:
             self._say_once()
@@ -137,7 +138,7 @@ class Checks:
             self._strikes = 0
             self._checks_left -= 1
         self._looks_left -= 1
-        drops = once or again
+        drops = once or again or (twice and bool(bad))
         nothing = torch.nan if drops or all(layer.broken for layer in self.layers) else 0.0
         for owner, total in outcome.totals.items():
             self._file(owner, None if drops else total, nothing)
