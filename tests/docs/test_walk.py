@@ -142,9 +142,11 @@ def test_the_walk_is_short_and_goes_one_way():
 def test_a_step_is_short(own_calls):
     """From one batch to the next, in the middle of a sketched epoch and of one without sketches."""
     calls, handed_out = own_calls, batches(own_calls)
-    for epoch, most_calls, most_files in ((1, 135, 25), (2, 36, 14)):  # a little more than it takes
+    for epoch, most_calls, most_files in ((1, 135, 25), (2, 36, 14)):  # a little more than it takes, 127 and 33
         middle = epoch * STEPS + STEPS // 2
         step = calls[handed_out[middle] : handed_out[middle + 1]]
+        # Optimizers' hooks of samplers that other tests have left behind are none of its business.
+        step = [code for code in step if not code.co_filename.endswith("loss_scaler.py")]
         assert (Session.drain.__code__ in step) == (epoch == 1)
         assert len(step) <= most_calls
         assert len({code.co_filename for code in step}) <= most_files

@@ -175,7 +175,7 @@ def test_batches_that_were_lost_track_of_start_the_sketches_again():
     run.handle.session.drain(wait=True)
     for _ in range(3):
         run.epoch()
-    assert run.sketched[1:] == [EXAMPLES, 0, EXAMPLES]  # the epoch counts as if it had not been
+    assert run.sketched[1:] == [EXAMPLES, EXAMPLES, 0]  # as in the first epochs
 
 
 def test_positions_in_an_untapped_epoch_follow_the_loop_not_the_loader():

@@ -125,7 +125,7 @@ class Attribution:
         self._last: Known | None = None
         """The last that was."""
         self._evidence = Evidence()
-        self.beside = Evidence() if before is None else before.beside
+        self.beside: Evidence = Evidence() if before is None else before.beside
         """Whether passes that are not known are about the examples of the known ones beside them."""
         self._believed: View | None = None
         """What proves that counting is right."""

@@ -26,7 +26,8 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 def effects_of(model: nn.Module) -> str | None:
     """What speaks against running it again, in a few words; None where nothing does.
 
-    A class may declare its `effects` itself. Attributes of modules, and what is in a list or dict that is one, are put back afterwards: see `preserve_state`.
+    A class may declare its `effects` itself. Attributes of modules, and what is in a list or dict that is one, are put
+    back afterwards: see `preserve_state`.
     """
     for module in model.modules():
         declared = getattr(type(module), "effects", None)
