@@ -83,6 +83,8 @@ class RowProof:
         if batch < 2 or is_sharded(model):  # any split is right; or its forward is a collective
             self._due = self._due and batch < 2
             return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return  # a replay would become a part of the CUDA graph
         compiles = any(is_compiled(module) for module in model.modules())
         if is_called_by_compiled_code() or (compiles and effects_of(model) is None):
             self.test_compiled(model, args, kwargs, found, batch)
