@@ -210,6 +210,8 @@ class Recording(DispatchMode):
         def value(ref: _Ref) -> Any:
             number = ref.number
             if number in values:
+                if values[number] is None:
+                    raise _NoResult
                 return values[number]
             if number in given:
                 values[number] = given[number]
@@ -222,8 +224,6 @@ class Recording(DispatchMode):
                     root = rebuilt(root, storages[key])
                 values[number] = root
             else:
-                raise _NoResult
-            if values[number] is None:
                 raise _NoResult
             return values[number]
 
