@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import heeler
 from heeler import torch_private
 from heeler.ordering import collate_trial
-from tests.ordering.loops import filed, problem
+from tests.ordering.loops import backward, check_filed, filed, problem
 from tests.ordering.test_loops import BATCH, N, Rows, Set, plain, scaled, wrong_rows
 
 WORKERS: dict[str, dict[str, Any]] = {
@@ -263,29 +263,36 @@ def test_an_epoch_without_sketches_looks_at_no_batch(options: Any, monkeypatch: 
 
 
 class Blocks(Rows):
-    """Reads a batch at once: as a list of items, or as what is a batch already."""
-
-    def __init__(self, *, as_list: bool) -> None:
-        super().__init__()
-        self.as_list = as_list
+    """Reads a batch at once, as a list of items."""
 
     def __getitems__(self, indices: list[int]) -> Any:
-        items = [self[i] for i in indices]
-        return items if self.as_list else {"x": torch.stack([x for x, _, _ in items])}
+        return [self[i] for i in indices]
 
 
 @workers
 def test_a_dataset_that_reads_a_batch_at_once(options: Any) -> None:
-    run = Set(dataset=Blocks(as_list=True), collate_fn=sorts, **options)
+    run = Set(dataset=Blocks(), collate_fn=sorts, **options)
     plain(run)
     assert wrong_rows(run) == 0
     assert filed(run.handle)[1].all()
 
 
-def test_a_dataset_that_collates_by_itself_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    dataset = Blocks(as_list=False)
-    run = Set(dataset=dataset, collate_fn=lambda batch: [batch["x"], batch["x"][:, :1], batch["x"]])
-    with caplog.at_level(logging.WARNING, "heeler"):
-        plain(run)
-    assert not filed(run.handle)[1].any()
-    assert "may put them into another order" in caplog.text
+class Columns(TensorDataset):
+    """Reads a batch at once, as what is a batch already."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return tuple(tensor[indices] for tensor in self.tensors)
+
+
+@workers
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_dataset_that_collates_by_itself(turns: bool, options: Any) -> None:
+    plain_dataset, model = problem(64)
+    dataset = Columns(*plain_dataset.tensors)
+    sampler = heeler.Sampler(dataset, batch_size=8)
+    handle = heeler.attach(model, sampler)
+    collate = (lambda batch: [part.flip(0) for part in batch]) if turns else list
+    for batch in DataLoader(dataset, batch_size=8, sampler=sampler, collate_fn=collate, **options):
+        backward(model, batch)
+        model.zero_grad()
+    check_filed(handle, dataset, model)

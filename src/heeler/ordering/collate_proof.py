@@ -36,13 +36,22 @@ class Proof(NamedTuple):
 
 def watch_items(items: Any) -> Callable[[Any], Proof]:
     """Note what a batch will be made of, before the collate function changes it; returns what looks at the batch."""
-    if not isinstance(items, (list, tuple)):
-        return lambda batch: Proof(-1, None, SILENT)
-    leaves, count = [leaves_of(item) for item in items], len(items)
-    return lambda batch: _proof(leaves, count, batch)
+    if isinstance(items, list):
+        leaves = [leaves_of(item) for item in items]
+    else:  # a dataset's `__getitems__` has made a batch: its rows are in the order that it was asked for
+        columns = {path: leaf for path, leaf in leaves_of(items).items() if _has_rows(leaf)}
+        lengths = {len(leaf) for leaf in columns.values()}
+        if len(lengths) != 1:
+            return lambda batch: Proof(-1, None, SILENT)
+        leaves = [{path: leaf[i] for path, leaf in columns.items()} for i in range(lengths.pop())]
+    return lambda batch: _proof(leaves, len(leaves), batch)
 
 
-def rows_of_items(items: list[Any], batch: Any) -> IntArray | None:
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim > 0
+
+
+def rows_of_items(items: Any, batch: Any) -> IntArray | None:
     """(R,) of every row of the batch the position of its item; None where that is not certain."""
     return watch_items(items)(batch).rows
 
