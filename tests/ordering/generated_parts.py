@@ -240,7 +240,7 @@ CHANGES: dict[str, Callable[[Tensor, random.Random], Tensor]] = {
     "normalizes": lambda x, rng: (x - 0.1307) / 0.3081,
     "normalizes by the batch": lambda x, rng: (x - x.mean(0)) / (x.std(0, correction=0) + 0.1),
     "adds noise": _noised,
-    "scales in place": lambda x, rng: x.mul_(1.25),
+    "scales in place": lambda x, rng: (x.contiguous() if 0 in x.stride() else x).mul_(1.25),  # not what was expanded
     "to double and back": lambda x, rng: x.double().float(),
     "to half and back": lambda x, rng: x.half().float(),
 }
