@@ -339,6 +339,25 @@ def test_a_model_that_needs_gradients_or_cannot_run_again() -> None:
     assert not sketcher.left_out
 
 
+def test_a_forward_that_fails_behind_a_layer_leaves_nothing_waiting() -> None:
+    fails = [True]
+
+    def around(layer: nn.Module, x: Tensor) -> Tensor:
+        if fails.pop() if fails else False:
+            raise RuntimeError("out of memory")
+        return layer(x)
+
+    model = Around(around)
+    sketcher = Sketcher(model, exact=True)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model(torch.randn(BATCH, 3, 4))
+    assert not sketcher._recorder.rows.is_pending
+    x = torch.randn(BATCH, 3, 4)
+    model(x).sin().sum().mul(1 / BATCH).backward()
+    expected = per_example_gradients(model, lambda i: model(x[i : i + 1]).sin().sum(), BATCH)
+    assert relative_error(sketcher.pop(), expected) < 1e-5
+
+
 class Everything(nn.Module):
     """All that a forward may leave behind."""
 

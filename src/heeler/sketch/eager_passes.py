@@ -63,6 +63,8 @@ class EagerPasses:
     def end(self, output: Any) -> None:
         recorder, slot = self.recorder, self.recorder.current
         recording = recorder.rows.stop() if recorder.rows.recording is not None else None
+        if output is None:  # the forward failed
+            recorder.rows.forget()
         if slot is None or not (slot.ignored or (recorder.running and self.thread == get_ident())):
             return
         recorder.leave()

@@ -128,6 +128,10 @@ class RowProof:
             self._stance.__exit__(None, None, None)
         return recording
 
+    def forget(self) -> None:
+        """The forward under way has failed: nothing waits for its end, and none of its tensors is held."""
+        self._deferred, self._guessed, self._test, self._model = [], [], None, None
+
     def end(self, recording: Recording | None, owner: Pass, outputs: Iterable[Tensor]) -> None:
         """The forward is through: test its rows if that is due, or leave the pass out if nothing is known of them."""
         deferred, self._deferred = self._deferred, []
@@ -268,4 +272,4 @@ class RowProof:
     def close(self) -> None:
         """Record no more."""
         self.stop()
-        self._deferred, self._guessed, self._test, self._model = [], [], None, None
+        self.forget()
