@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from heeler.sketch.examples import Sums
+from heeler.sketch.examples import Sums, tensors_in
 from heeler.sketch.passes import Pass, Slot
 from heeler.torch_private import at_end_of_backward, current_stream, mark_static, source_of
 
@@ -69,9 +69,9 @@ class EagerPasses:
             return
         recorder.leave()
         if not slot.ignored and output is not None:
-            recorder.rows.end(recording, slot.owner, _tensors(output))
+            recorder.rows.end(recording, slot.owner, tensors_in(output))
         if slot.replayed or slot.ignored:
-            for node in {source_of(tensor) for tensor in _tensors(output)} - {None}:
+            for node in {source_of(tensor) for tensor in tensors_in(output)} - {None}:
                 node.register_prehook(lambda grads: recorder.announce(slot))
 
     def leaf(self, slot: Slot) -> Tensor:
@@ -155,11 +155,3 @@ class _Collector:
         recorder.collect(self.owner, leaf, compiled=bool(self.rows))
         if self.rows and not recorder.closed:
             recorder.eager.take_back(leaf, self)
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    """Those in nested dicts, tuples and lists."""
-    if isinstance(output, Tensor):
-        return [output]
-    items = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
