@@ -56,7 +56,7 @@ class Checks:
         self._tainted = False
         self._strikes = 0
         self._looked = (3, 5)
-        """The sketch of this epoch after which was looked last, and the one before it: the next one is their sum."""
+        """The sketches of this epoch after which was looked, the last two: the next one is their sum."""
         self._in_epoch = 0
         self._late = False
         """What is looked at now is not the epoch's first backward."""
@@ -95,7 +95,7 @@ class Checks:
         if self._in_epoch >= sum(self._looked):
             self._looked = self._looked[1], sum(self._looked)
             self._checks_left, self._looks_left = max(self._checks_left, 1), max(self._looks_left, 2)
-            self._late = self._in_epoch > CHECKS
+            self._late = True
 
     def differentiated_twice(self, device: torch.device) -> None:
         """A gradient was taken with `create_graph=True`, as a penalty on gradients does: look at what comes of it."""

@@ -186,10 +186,7 @@ class Recording(DispatchMode):
         return tensor if key is None or key not in self._before else rebuilt(tensor, self._before[key].clone())
 
     def data_of(self, batch: int, batch_dim: int, besides: set[int]) -> list[Tensor]:
-        """Tensors with the batch's size that came into the forward without being its arguments, parameters or buffers.
-
-        besides: ids of these, and of the storages of parameters.
-        """
+        """Tensors with the batch's size that came into the forward, but for those in these storages (of parameters)."""
         found = []
         for number, tensor in self._roots.items():
             fits = tensor.ndim > batch_dim and tensor.shape[batch_dim] == batch
