@@ -25,7 +25,7 @@ MEASURED = (
 UNSEEN = (
     "Heeler cannot see beforehand whether examples keep their numbers and gradients last from one refresh to the next. "
     "From the second sketched epoch on, metrics()['sketch_knows_its_own'] tells: 0.5 is chance, and there Heeler says "
-    "so and stops. Several backward passes per batch need handle.paused, batches that are not trained on handle.skip."
+    "so and stops. Passes over other data need handle.paused, batches that are not trained on handle.skip."
 )
 
 
