@@ -1,10 +1,9 @@
 """Under which example a sketch is filed: by the pass's own inputs, by name, or by counting; else not at all.
 
 A forward gets a stamp, with the epoch it belongs to, the batches that were handed out by then, and what its inputs look
-like. When its sketches have arrived on the host, the stamp is resolved. Once one pass of an epoch has been known by its
-inputs, a pass that is not known again is about something else, and is left out. Where no pass can be known (the loop
-changes the batch before the model sees it), they are counted, and the count is believed once there is `evidence` that
-the loop keeps the order of its batches. Passes over the same examples before a step add up: `step_sums`.
+like. When its sketches have arrived on the host, the stamp is resolved. A pass that is not known by its inputs (the
+loop changes the batch before the model sees it) is counted, and the count is believed once there is `evidence` that the
+loop keeps the order of its batches. Passes over the same examples before a step add up: `step_sums`.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +20,11 @@ from torch import Tensor
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.epoch import Epoch
-from heeler.ordering.evidence import Evidence, Reading, View
+from heeler.ordering.evidence import Evidence, View
 from heeler.ordering.fingerprint import PRINT, fingerprint
 from heeler.ordering.host_copy import CHUNK, HostCopy
 from heeler.ordering.matching import AMBIGUOUS, HandedOut, Look, Match, is_plain, same_memory, same_rows
+from heeler.ordering.pass_values import Known, Spoiled, Stamp, Waiting
 from heeler.ordering.progress import Progress
 from heeler.ordering.step_sums import Rows, StepSums
 
@@ -41,64 +39,6 @@ UNPROVEN = (
 FOREIGN = "its inputs are not those of a batch that the loader handed out"
 NOT_DRAWN = "no batch has been drawn from the sampler: does your loader use it, as in DataLoader(..., sampler=sampler)?"
 _ROW_BITS = 24
-
-
-@dataclass(eq=False)
-class Stamp:
-    """What is known of a pass as its forward begins."""
-
-    progress: Progress
-    rows: int
-    handed_out: int
-    batch: int
-    """How many batches had been handed out."""
-    named: IntArray | None = None
-    indices: IntArray | None = None
-    """Known at once: the input is a batch's own tensor."""
-    prints: Tensor | None = None
-    """Else the input's fingerprint, to be compared when the sketches have arrived."""
-    size: int = 0
-    """Numbers in a row of the input."""
-    dtype: torch.dtype = torch.float32
-    carried: bool = False
-    """The prints travel from a GPU with the sketches, as further columns."""
-    recent: list[HandedOut] = field(default_factory=list)
-    """The batches that it may be about."""
-    is_opaque: bool = False
-    """Nobody can say what its inputs look like, though batches can be seen."""
-    is_mean: bool = True
-    """The loss is a mean over its rows."""
-
-
-class Known(NamedTuple):
-    """A pass that is known. indices: (b,) its rows' examples. window: between which steps its backward was."""
-
-    progress: Progress
-    window: int
-    indices: IntArray
-    vectors: Floats
-
-    def is_before(self, progress: Progress, window: int, rows: int) -> bool:
-        """Whether a pass over so many rows may be about the same examples, before the same step."""
-        each_once = len(np.unique(self.indices)) == len(self.indices) == rows > 1
-        return each_once and self.progress is progress and self.window == window
-
-
-class Spoiled(NamedTuple):
-    """A pass that is left out. examples: those that it may have been about, whose sums are not whole without it."""
-
-    progress: Progress
-    window: int
-    examples: frozenset[int]
-
-
-class Waiting(NamedTuple):
-    """A pass that is counted, until there is evidence that the count is right."""
-
-    known: Known
-    readings: dict[View, Reading]
-    around: frozenset[int]
-    """The examples that it may be about if it is not."""
 
 
 class Attribution:
@@ -166,7 +106,7 @@ class Attribution:
         progress: the iteration that it belongs to, unless its inputs are of a batch of one of the others.
         inputs: the model's, with its examples in front. is_mean: the loss is a mean over them.
         """
-        stamp = Stamp(progress, rows, progress.handed_out, progress.batches, self._named, is_mean=is_mean)
+        stamp = Stamp(progress, rows, progress.handed_out, self._named, is_mean=is_mean)
         if inputs is not None and not is_plain(inputs):
             stamp.is_opaque, inputs = progress.sees_batches, None
         if self._named is None and inputs is not None and len(inputs) == rows and inputs.numel():
@@ -465,7 +405,7 @@ def _look_at(stamp: Stamp, inputs: Tensor, seen: list[Progress]) -> None:
         recent = each.likely()
         stamp.indices = same_memory(inputs, recent)
         if stamp.indices is not None:
-            stamp.progress, stamp.handed_out, stamp.batch = each, each.handed_out, each.batches
+            stamp.progress, stamp.handed_out = each, each.handed_out
             return
         stamp.recent += recent
     if seen:

@@ -24,11 +24,12 @@ from heeler.herding.lazy import LazyOrder
 from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
-from heeler.ordering.attribution import Attribution, Stamp
+from heeler.ordering.attribution import Attribution
 from heeler.ordering.distributed.ranks import agree
 from heeler.ordering.epoch import Epoch, Plan
 from heeler.ordering.iterations import Iterations
 from heeler.ordering.loader_probe import is_endless
+from heeler.ordering.pass_values import Stamp
 from heeler.ordering.planner import FORGET, Planner
 from heeler.ordering.progress import Ids, Progress
 from heeler.ordering.refresh import is_due

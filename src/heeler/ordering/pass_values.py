@@ -1,0 +1,72 @@
+"""What is known of a pass, from its forward until its rows are stored or left out: see `attribution`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heeler.herding.validate import IntArray
+from heeler.ordering.evidence import Reading, View
+from heeler.ordering.fingerprint import Floats
+from heeler.ordering.matching import HandedOut
+from heeler.ordering.progress import Progress
+
+
+@dataclass(eq=False)
+class Stamp:
+    """What is known of a pass as its forward begins."""
+
+    progress: Progress
+    rows: int
+    handed_out: int
+    named: IntArray | None = None
+    indices: IntArray | None = None
+    """Known at once: the input is a batch's own tensor."""
+    prints: Tensor | None = None
+    """Else the input's fingerprint, to be compared when the sketches have arrived."""
+    size: int = 0
+    """Numbers in a row of the input."""
+    dtype: torch.dtype = torch.float32
+    carried: bool = False
+    """The prints travel from a GPU with the sketches, as further columns."""
+    recent: list[HandedOut] = field(default_factory=list)
+    """The batches that it may be about."""
+    is_opaque: bool = False
+    """Nobody can say what its inputs look like, though batches can be seen."""
+    is_mean: bool = True
+    """The loss is a mean over its rows."""
+
+
+class Known(NamedTuple):
+    """A pass that is known. indices: (b,) its rows' examples. window: between which steps its backward was."""
+
+    progress: Progress
+    window: int
+    indices: IntArray
+    vectors: Floats
+
+    def is_before(self, progress: Progress, window: int, rows: int) -> bool:
+        """Whether a pass over so many rows may be about the same examples, before the same step."""
+        each_once = len(np.unique(self.indices)) == len(self.indices) == rows > 1
+        return each_once and self.progress is progress and self.window == window
+
+
+class Spoiled(NamedTuple):
+    """A pass that is left out. examples: those that it may have been about, whose sums are not whole without it."""
+
+    progress: Progress
+    window: int
+    examples: frozenset[int]
+
+
+class Waiting(NamedTuple):
+    """A pass that is counted, until there is evidence that the count is right."""
+
+    known: Known
+    readings: dict[View, Reading]
+    around: frozenset[int]
+    """The examples that it may be about if it is not."""
