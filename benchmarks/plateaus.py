@@ -1,110 +1,99 @@
-"""Networks that begin on a plateau: does a stratified first epoch, which has less noise, keep them there?
+"""A network that begins on a plateau: does a stratified start, which has no class noise, keep it there?
 
-python -m benchmarks.plateaus [--seeds 6] [--epochs 10] [--out FILE]
+    python -m benchmarks.plateaus --seeds 16 --processes 2 --out benchmarks/results/plateaus.json
+    python -m benchmarks.plateaus --of benchmarks/results/plateaus.json
 
-Three networks on scikit-learn's digits, each at two rates, with PyTorch's own first weights: seven narrow layers, two
-layers of sigmoids, three convolutions. SGD with momentum 0.9, batches of 32, a constant rate. Training loss after every
-epoch, mean over seeds, and the standard deviation of the last.
+LeNet-5 with PyTorch's own first weights on 12,800 grey digits of 28 × 28 (scikit-learn's, enlarged and shifted), six
+epochs, batches of 64, SGD with momentum 0.9 and a cosine, with and without a warm-up of 5%. A run that is stuck ends
+where it began, at a training loss of ln 10 = 2.30. `from the first step` is the order "stratified" as it was up to 0.2.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
-import heeler
+from benchmarks.small_tasks import objective, train, use
+from experiments.folder import Folder
+from heeler.herding.rules.baselines import Stratified
+from heeler.herding.rules.spec import RuleSpec
+from heeler.herding.validate import IntArray
+from heeler.notices import HeelerWarning
 
-EXAMPLES, BATCH = 1536, 32
-ORDERS: dict[str, dict[str, Any]] = {
-    "random": {"order": "random"},
-    "stratified": {"order": "stratified", "strata": True},
-    "herd": {},
-    "herd, strata": {"strata": True},
-}
-
-
-def deep() -> nn.Module:
-    """Seven layers of 32."""
-    inner = [layer for _ in range(5) for layer in (nn.Linear(32, 32), nn.ReLU())]
-    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), *inner, nn.Linear(32, 10))
+RATES = (0.05, 0.1)
+WARM_UPS = (0.0, 0.05)
+ORDERS = ("random", "from the first step", "stratified", "heeler", "heeler, strata")
+STUCK = 2.0
+"""A last training loss above this is that of a run which never left its plateau."""
 
 
-def sigmoids() -> nn.Module:
-    """Two hidden layers of sigmoids."""
-    return nn.Sequential(nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, 32), nn.Sigmoid(), nn.Linear(32, 10))
+class FromTheFirstStep(Stratified):
+    """Stratified from the first step on."""
+
+    def _first_order(self) -> IntArray:
+        return self._close()
 
 
-def convolutions() -> nn.Module:
-    """Three convolutions and two layers behind them."""
-    return nn.Sequential(
-        *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()),
-        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
-    )
+def one(order: str, rate: float, warm_up: float, seed: int) -> dict[str, Any]:
+    """One run's last training loss."""
+    torch.set_num_threads(1)
+    folder = Folder(Path(".data"))  # nothing is read from it
+    task = replace(use(folder)["LeNet, large digits"], warm_up=warm_up)
+    examples = task.load(folder)
+    options: dict[str, Any] = {} if order in ("random", "heeler") else {"strata": np.asarray(examples.train[-1])}
+    if order == "from the first step":
+        options = {"order": RuleSpec(FromTheFirstStep, options)}
+    elif not order.startswith("heeler"):
+        options["order"] = order
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeelerWarning)
+        *_, run = train(task, examples, seed, rate, **options)
+    return {
+        "order": order,
+        "rate": rate,
+        "warm_up": warm_up,
+        "seed": seed,
+        "train": objective(run.model, examples.train),
+    }
 
 
-NETWORKS: list[tuple[str, Callable[[], nn.Module], float]] = [
-    *(("seven layers", deep, rate) for rate in (0.05, 0.1)),
-    *(("sigmoids", sigmoids, rate) for rate in (0.05, 0.1)),
-    *(("convolutions", convolutions, rate) for rate in (0.005, 0.01)),
-]
-
-
-def digits() -> tuple[Tensor, Tensor]:
-    """(N, 64) pixels from 0 to 1, and (N,) classes."""
-    found = load_digits()
-    chosen = np.random.default_rng(0).permutation(len(found.target))[:EXAMPLES]
-    return torch.tensor(found.data[chosen] / 16, dtype=torch.float32), torch.tensor(found.target[chosen])
-
-
-def train(make: Callable[[], nn.Module], rate: float, order: dict[str, Any], seed: int, epochs: int) -> list[float]:
-    """The loss after every epoch."""
-    x, y = digits()
-    torch.manual_seed(seed)
-    model, data = make(), TensorDataset(x, y)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
-    options = {**order, "strata": y} if order.get("strata") else order
-    sampler = heeler.Sampler(data, batch_size=BATCH, seed=seed, **options)
-    heeler.attach(model, sampler)
-    losses = []
-    for _ in range(epochs):
-        for inputs, labels in DataLoader(data, BATCH, sampler=sampler):
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-        with torch.no_grad():
-            losses.append(F.cross_entropy(model(x), y).item())
-    return losses
+def table(lines: list[dict[str, Any]]) -> str:
+    """Markdown; a row per rate and warm-up: runs that were stuck, and the mean of the others' last losses."""
+    rows = [["rate", "warm-up", *ORDERS], ["---"] * (2 + len(ORDERS))]
+    for rate, warm_up in dict.fromkeys((line["rate"], line["warm_up"]) for line in lines):
+        row = [f"{rate:g}", f"{warm_up:.0%}"]
+        for order in ORDERS:
+            own = [x["train"] for x in lines if (x["order"], x["rate"], x["warm_up"]) == (order, rate, warm_up)]
+            free = [loss for loss in own if loss < STUCK]
+            row.append(f"{len(own) - len(free)} of {len(own)} stuck, {np.mean(free):.4f}")
+        rows.append(row)
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=16)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--of", type=Path)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    found = []
-    for name, make, rate in NETWORKS:
-        for order, options in ORDERS.items():
-            losses = np.array([train(make, rate, options, seed, given.epochs) for seed in range(given.seeds)])
-            row = {"network": name, "rate": rate, "order": order, "seeds": given.seeds}
-            row |= {"loss": losses.mean(0).round(4).tolist(), "deviation": round(float(losses[:, -1].std(ddof=1)), 4)}
-            print(json.dumps(row), flush=True)
-            found.append(row)
+    if given.of:
+        print(table(json.loads(given.of.read_text())))
+        return
+    plan = [(o, rate, warm, s) for rate in RATES for warm in WARM_UPS for s in range(given.seeds) for o in ORDERS]
+    with ProcessPoolExecutor(given.processes) as pool:
+        lines = list(pool.map(one, *zip(*plan, strict=True), chunksize=4))
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        given.out.write_text("[\n" + ",\n".join(json.dumps(line) for line in lines) + "\n]\n")
+    print(table(lines))
 
 
 if __name__ == "__main__":

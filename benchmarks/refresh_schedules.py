@@ -54,7 +54,9 @@ class Schedule:
         """In the session's place."""
         age = session.epoch.number + 1
         if session.rule.needs_vectors and age not in self._answers:
-            self._answers[age] = self._decide(age, session.rule.table.agreement if session.rule.table else None)
+            self._answers[age] = self._decide(
+                age, session.rule.table.persistence.agreement if session.rule.table else None
+            )
             self.taken += [age] * self._answers[age]
         return self._answers.get(age, False)
 

@@ -30,6 +30,7 @@ class Sweeps(Herd):
     """
 
     uses_strata = False
+    judges = False
 
     def __init__(self, examples: int, dim: int | None = None, *, sweeps: int = SWEEPS, **common: Any) -> None:
         super().__init__(examples, dim, **common)
@@ -39,13 +40,13 @@ class Sweeps(Herd):
         """Each worker's part of this epoch's order, without the examples that have no vector yet."""
         return [own[self.table.seen[own]] for own in (self.order[shard] for shard in self._shards())]
 
-    def _solve(self, rng: np.random.Generator) -> Solution:
+    def _solve(self, rows: Any, rng: np.random.Generator) -> Solution:
         known = self._known()
         order, sizes = np.concatenate(known), [own.size for own in known]
         for own in self._by_worker(order):
             rng.shuffle(own)
         return solve(
-            self.table.rows,
+            rows,
             order,
             sweeps=self.sweeps,
             batch_size=self.batch_size,

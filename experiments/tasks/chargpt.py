@@ -29,10 +29,11 @@ def read_characters(folder: Folder, parts: tuple[str, ...] = ("train", "test")) 
         raw = folder.read(f"wikitext-2/{part}.txt", Source(ORIGINAL.format(part), SHA256[part]))
         texts.append(raw.decode("utf-8"))
     frequent = [character for character, _ in Counter(texts[0]).most_common(CHARACTERS)]
-    return [_numbered(text, frequent) for text in texts]
+    return [numbered(text, frequent) for text in texts]
 
 
-def _numbered(text: str, frequent: list[str]) -> NDArray[np.int64]:
+def numbered(text: str, frequent: list[str]) -> NDArray[np.int64]:
+    """(L,) the number of each character among the frequent ones, or the next number."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     numbers = np.full(0x110000, len(frequent), np.int64)
     numbers[[ord(character) for character in frequent]] = np.arange(len(frequent))

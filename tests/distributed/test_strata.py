@@ -54,16 +54,24 @@ def test_own_shards_have_one_list_of_names() -> None:
         assert own.tolist() == np.unique(SHARDS[rank], return_inverse=True)[1].tolist()
 
 
-def stratified_shards(rank: int) -> list[int]:
-    sampler = heeler.Sampler(len(SHARDS[rank]), batch_size=4, shards="local", order="stratified", strata=SHARDS[rank])
-    return sampler.indices.tolist()
+def stratified_shards(rank: int) -> list[list[int]]:
+    labels = SHARDS[rank]
+    dataset, model = problem(len(labels), seed=rank)
+    sampler, _, loader = set_up(dataset, model, shards="local", order="stratified", strata=labels)
+    return walk(model, sampler, loader, 3)
 
 
 def test_every_worker_stratifies_its_own_shard() -> None:
-    for labels, order in zip(SHARDS, run_ranks(2, stratified_shards), strict=True):
-        for start in range(0, len(order), 4):
-            batch = [labels[index] for index in order[start : start + 4]]
-            assert all(abs(batch.count(name) - 4 * labels.count(name) / len(labels)) < 1 for name in NAMES)
+    """All of its batches of four; in the first epoch those of the second half, of what the first one left."""
+    for labels, orders in zip(SHARDS, run_ranks(2, stratified_shards), strict=True):
+        half = len(labels) // 4 // 2 * 4
+        assert len({tuple(order) for order in orders}) == 3
+        for order, begin in zip(orders, (half, 0, 0), strict=True):
+            assert sorted(order) == list(range(len(labels)))
+            rest = [labels[index] for index in order[begin:]]
+            for start in range(0, len(rest), 4):
+                batch = rest[start : start + 4]
+                assert all(abs(batch.count(name) - 4 * rest.count(name) / len(rest)) < 1 for name in NAMES)
 
 
 def with_peers(rank: int) -> list[int]:

@@ -203,12 +203,15 @@ def test_report_needs_nothing_from_outside(tiny, tmp_path):
 
 
 def test_recorded_bound_of_random_is_about_one_and_of_herd_less(tiny):
-    def bound(rule):
-        run = settings(get_task("digits"), rule, 0, epochs=4, bounds=True, refresh=1)
-        return [e["relative_bound"] for e in from_records(run, train(run, tiny)).epochs[2:]]
+    """Herd's from the sixth epoch on: before that, examples are being fitted, and epochs may be left to chance."""
 
-    assert 0.4 < np.mean(bound("random")) < 2.5
-    assert np.mean(bound("herd")) < 0.6
+    def bound(rule, first):
+        # Not with the seed 0: that is the recorder's own, and its random orders would be the run's.
+        run = settings(get_task("digits"), rule, 1, epochs=8, bounds=True, refresh=1)
+        return [e["relative_bound"] for e in from_records(run, train(run, tiny)).epochs[first:]]
+
+    assert 0.4 < np.mean(bound("random", 2)) < 2.5
+    assert max(bound("herd", 6)) < 0.6
 
 
 @pytest.mark.parametrize("name", plans.SWEEPS)

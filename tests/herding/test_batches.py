@@ -89,7 +89,7 @@ def test_exchanges_never_raise_the_objective(table, batch_size, seed, workers):
     (prefixes, sums), after = objective(start), objective(steps.order())
     weight = exact_weight(SUMS_SHARE * prefixes / sums, 1) if sums > 0 else 0.0
     assert after[0] + weight * after[1] <= (prefixes + weight * sums) * (1 + 1e-4) + 1e-6
-    assert steps.total / steps._scale**2 == pytest.approx(after[1], rel=1e-3, abs=1e-5)
+    assert steps.total / steps.scale**2 == pytest.approx(after[1], rel=1e-3, abs=1e-5)
 
 
 CASES = {

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import SketchTable, make_rule, rule_names
+from heeler.herding.judgement import Judgement, Look
+from heeler.herding.realized import Balance
 from tests.herding.every_rule import make_any
 from tests.herding.test_rules import SIZES, VECTORS, K, N, check_order, feed
 
@@ -111,11 +113,25 @@ def test_a_changed_state_is_refused_whole_or_does_no_harm(name, seed):
     go_on(rule, sizes)
 
 
+def damaged_judgements():
+    """What `Judgement.as_array` never makes."""
+    good = Judgement((Look(3, -0.5, 0.1, None), Look(4, -0.7, 0.0, Balance(0.3, 0.2))), True).as_array()
+    Judgement.from_array(good)
+    for place, value in (((1, 1), 0.5), ((2, 1), 1e-9), ((1, 0), 2.5), ((2, 3), np.nan), ((1, 2), np.inf)):
+        changed = good.copy()
+        changed[place] = value
+        yield changed
+    yield from (good[:2], good.T, good.astype(np.float32))
+
+
 def bad_states(name, sizes):
     """(what is changed, to what) that no rule may take."""
     state = used(name, sizes).state_dict()
     for key in state:
-        yield key, None
+        if key != "judgement":  # states of 0.2 have none
+            yield key, None
+    if "judgement" in state:
+        yield from (("judgement", value) for value in damaged_judgements())
     order = state["order"]
     yield "order", np.zeros(N, np.int64)
     yield "order", np.where(order == 0, N, order)
@@ -178,6 +194,27 @@ def test_states_of_no_rule_are_refused(name, sizes):
     assert same(rule.state_dict(), good)
 
 
+def test_a_state_of_0_2_has_no_judgement_and_loads():
+    rule, good = make_rule("herd", N, K), used("herd", None).state_dict()
+    rule.judgement = Judgement((Look(3, -0.5, 0.1, None),), True)
+    old = {key: value for key, value in good.items() if key != "judgement"}
+    old["table"] = {key: value for key, value in good["table"].items() if key not in ("pairs", "stored")}
+    rule.load_state_dict(old)
+    assert rule.judgement == Judgement()
+    assert rule.table.persistence.stored == 0
+    assert rule.table.persistence.agreement is None
+    rule.load_state_dict(good)
+    assert same(rule.state_dict(), good)
+
+
+@pytest.mark.parametrize("stored", ["x", None, np.array([1, 2]), np.array(-5)])
+def test_without_pairs_stored_is_not_read(stored):
+    rule, good = used("herd", None, seed=3), used("herd", None).state_dict()
+    good["table"] = {**{key: value for key, value in good["table"].items() if key != "pairs"}, "stored": stored}
+    rule.load_state_dict(good)
+    assert rule.table.persistence.stored == 0
+
+
 def test_places_that_count_from_the_end_are_refused():
     """Slices take them for other places, and would find all examples there; a kernel would write elsewhere."""
     rule = make_rule("pair", N, K)
@@ -215,13 +252,20 @@ def test_a_table_refuses_what_it_cannot_have_saved():
     bad += [("dropped", np.array(value)) for value in (-1, 2.0, True)] + [("dropped", np.zeros(2, np.int64))]
     scales = [0.0, -1.0, np.nan, np.inf, 3.0, 2.0**-200, 2.0**200]
     bad += [("scale", np.array([value, 1.0])) for value in scales] + [("scale", np.array([1.0, 0.5]))]
-    bad += [("agreed", np.array([[1.0, 2.0, 3.0], [inner, 1.0, rows]])) for inner, rows in ((2.0, 1.0), (0.5, -1.0))]
-    bad += [("agreed", np.zeros(3)), ("agreed", np.full((2, 3), np.nan))]
+    for column, value in ((0, -1.0), (1, 2.0), (1, -2.0), (3, -1.0), (0, np.nan), (1, np.inf)):
+        for part in range(2):
+            pairs = np.zeros((2, 256, 4))
+            pairs[part, 7] = 1.0
+            pairs[part, 7, column] = value
+            bad += [("pairs", pairs)]
+    bad += [("pairs", np.zeros((2, 3))), ("pairs", np.zeros((2, 256, 3))), ("pairs", np.zeros((2, 256, 4), np.float32))]
+    bad += [("stored", np.array(value)) for value in (-1, 2.0, True)] + [("stored", np.zeros(1, np.int64))]
     bad += [
         ("own_counts", np.array(counts, float)) for counts in ([0, 0, 0, 2, 1, 0, 0], [-1, 0, 0, 0, 0, 0, 0], [0] * 5)
     ]
     bad += [("own_last", np.array([value])) for value in (-2, N)] + [("own_rows", np.zeros((1, 1), np.float16))]
-    optional = ("agreed", "own_counts")
+    assert good["pairs"].shape == (2, 256, 4)
+    optional = ("pairs", "own_counts")  # states of 0.2 have neither; with pairs there is stored
     for name, value in [*bad, *((name, None) for name in good if name not in optional)]:
         changed = {**good, name: value} if value is not None else {k: v for k, v in good.items() if k != name}
         with pytest.raises(ValueError, match=f"state's {name}|state's scale or {name}|no '{name}'|out of range"):

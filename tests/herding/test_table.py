@@ -198,13 +198,13 @@ def test_agreement_is_that_of_new_rows_with_those_that_they_replace(part: int, l
     table = SketchTable(50, 40)
     table.put(np.arange(50), old)
     table.close_epoch()
-    assert table.agreement is None  # there was nothing to agree with
+    assert table.persistence.agreement is None  # there was nothing to agree with
     order = rng.permutation(50)
     for at in range(0, 50, part):
         table.put(order[at : at + part], new[order[at : at + part]])
-    assert table.agreement is None  # not before the epoch is over
+    assert table.persistence.agreement is None  # not before the epoch is over
     table.close_epoch()
-    assert table.agreement == pytest.approx(agreement_of(old, new), abs=1e-3)
+    assert table.persistence.agreement == pytest.approx(agreement_of(old, new), abs=1e-3)
 
 
 def test_agreement_counts_what_was_seen_and_survives_a_change_of_scale() -> None:
@@ -219,7 +219,7 @@ def test_agreement_counts_what_was_seen_and_survives_a_change_of_scale() -> None
     table.put(np.arange(20, 40), new[20:])
     assert table.scale < before
     table.close_epoch()
-    assert table.agreement == pytest.approx(agreement_of(old[:30], new[:30]), abs=1e-3)
+    assert table.persistence.agreement == pytest.approx(agreement_of(old[:30], new[:30]), abs=1e-3)
 
 
 def test_agreement_stands_until_half_of_the_rows_are_replaced() -> None:
@@ -228,17 +228,17 @@ def test_agreement_stands_until_half_of_the_rows_are_replaced() -> None:
     table.put(np.arange(40), rows)
     table.put(np.arange(40), rows)
     table.close_epoch()
-    assert table.agreement == pytest.approx(1.0, abs=1e-5)
+    assert table.persistence.agreement == pytest.approx(1.0, abs=1e-5)
     table.put(np.arange(19), -rows[:19])  # what came late, or an epoch that was cut short
     table.close_epoch()
-    assert table.agreement == pytest.approx(1.0, abs=1e-5)
+    assert table.persistence.agreement == pytest.approx(1.0, abs=1e-5)
     other = SketchTable(40, 30)
     other.load_state_dict({name: value.copy() for name, value in table.state_dict().items()})
     for one in (table, other):
         one.put(np.arange(19, 40), -rows[19:])
         one.close_epoch()
-        assert one.agreement == pytest.approx(-1.0, abs=1e-5)
-    assert table.agreement == other.agreement
+        assert one.persistence.agreement == pytest.approx(-1.0, abs=1e-5)
+    assert table.persistence.agreement == other.persistence.agreement
 
 
 def test_a_state_of_0_2_has_no_agreement_and_loads() -> None:
@@ -246,6 +246,6 @@ def test_a_state_of_0_2_has_no_agreement_and_loads() -> None:
     for _ in range(2):
         table.put(np.arange(4), rows)
     table.close_epoch()
-    state = {name: value.copy() for name, value in table.state_dict().items() if name != "agreed"}
+    state = {name: value.copy() for name, value in table.state_dict().items() if name not in ("pairs", "stored")}
     table.load_state_dict(state)
-    assert table.agreement is None
+    assert table.persistence.agreement is None

@@ -172,6 +172,7 @@ def test_training_twice_and_resuming_where_heeler_was_not_used(tmp_path: Path) -
 
 def verified(folder: Path) -> tuple[float, dict[str, float], bool]:
     made, net, callback = trainer(folder)
+    made.optimizer.param_groups[0]["lr"] = 0.02  # with 0.5 the weights move so far that stored gradients are old ones
     made.train()
     data, handle = Points(), callback.handle
     assert handle is not None
@@ -185,7 +186,7 @@ def verified(folder: Path) -> tuple[float, dict[str, float], bool]:
 def test_verify_after_training(tmp_path: Path) -> None:
     """When the callback has detached: the only moment that a user of a trainer has."""
     ((right, metrics, untouched),) = in_world(1, verified, tmp_path)
-    assert right > 0.2  # by chance 0.03; the rate is large, and the weights have moved
+    assert right > 0.9  # by chance 0.03
     assert metrics["examples_with_sketch"] == 1.0
     assert untouched
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import SketchTable
+from heeler.herding.persistence import bins_of
 from heeler.levels.block_table import BlockTable
 from heeler.levels.halves import Blocks
 from heeler.levels.scatter import Scatter
@@ -73,8 +74,8 @@ def test_agreement_is_the_plain_tables():
         for each in (mine, plain):
             each.put(np.arange(EXAMPLES), vectors)
             each.close_epoch()
-    assert plain.agreement is not None
-    assert mine.agreement == pytest.approx(plain.agreement)
+    assert plain.persistence.agreement is not None
+    assert mine.persistence.agreement == pytest.approx(plain.persistence.agreement)
 
 
 def test_of_two_rows_with_one_number_the_later_counts():
@@ -102,7 +103,10 @@ def test_what_orders_are_read_from_stays_until_the_epoch_ends(in_file, tmp_path)
     mine.close_epoch()
     assert not np.array_equal(read_version(mine), before)
     placed = mine.placement.examples(np.arange(EXAMPLES))
-    np.testing.assert_array_equal(read_version(mine), newest[placed])
+    by_bin = mine.persistence.closed_weights
+    assert by_bin is not None  # rows of so many sizes are weighed: `test_block_weights`
+    weights = by_bin[bins_of(np.square(newest.astype(np.float64)).sum(axis=1))]
+    np.testing.assert_array_equal(read_version(mine), (newest * weights[:, None])[placed])
 
 
 def written(mine: BlockTable, rng: np.random.Generator) -> None:

@@ -23,9 +23,9 @@ MEASURED = (
     "regression on mortgages) to none (GPT and LSTM on WikiText-2); see RESULTS.md."
 )
 UNSEEN = (
-    "Heeler cannot see beforehand whether examples keep their numbers and gradients last from one refresh to the next. "
-    "From the second sketched epoch on, metrics()['sketch_knows_its_own'] tells: 0.5 is chance, and there Heeler says "
-    "so and stops. Passes over other data need handle.paused, batches that are not trained on handle.skip."
+    "Heeler cannot see beforehand whether examples keep their numbers, and whether ordering helps. During the run "
+    "handle.verdict tells, from the fourth epoch on at the latest, and Heeler goes on in random order where it does "
+    "not. Passes over other data need handle.paused, batches that are not trained on handle.skip."
 )
 
 

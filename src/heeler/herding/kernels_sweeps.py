@@ -8,7 +8,6 @@ there, which takes half the time, and `prefix_norms` has the last word on bounds
 `validate` does.
 """
 
-import numpy as np
 from numba import njit, types
 
 from heeler.herding.jit import _COMPILE, _ahead, _half_bits, _larger, _narrow, _prefetch, _value
@@ -26,16 +25,13 @@ def store_halves(bits, where, values, scale, largest):
 
 
 @njit(**_COMPILE)
-def compare_halves(bits, seen, where, values, scale, largest):
-    """Σ⟨new, old⟩, Σ‖new‖‖old‖ and the number of rows, over the rows that are seen.
+def compare_halves(bits, where, values, scale, largest, out):
+    """⟨new, old⟩, ‖old‖² and ‖new‖² of each row into out (3, b).
 
     old is row where[i] of bits (N, K) uint16, new is values[i] × scale, within ±largest: what `store_halves` stores,
     but for the rounding.
     """
-    inner, product, rows = 0.0, 0.0, 0
     for i in range(where.size):
-        if not seen[where[i]]:
-            continue
         row = bits[where[i]]
         dot = new_square = old_square = types.float32(0.0)
         for k in range(values.shape[1]):
@@ -43,10 +39,26 @@ def compare_halves(bits, seen, where, values, scale, largest):
             dot += new * old
             new_square += new * new
             old_square += old * old
-        inner += dot
-        product += np.sqrt(types.float64(new_square) * types.float64(old_square))
-        rows += 1
-    return inner, product, rows
+        out[0, i], out[1, i], out[2, i] = dot, old_square, new_square
+
+
+@njit(**_COMPILE)
+def squared_norms(table, out):
+    """‖row‖² of each row of table (N, K) into out (N,)."""
+    for i in range(table.shape[0]):
+        total = 0.0
+        for k in range(table.shape[1]):
+            x = _value(table[i, k])
+            total += x * x
+        out[i] = total
+
+
+@njit(**_COMPILE)
+def weigh_halves(bits, weights, out):
+    """Row i of bits (N, K) uint16 times weights[i] into row i of out (N, K) uint16."""
+    for i in range(bits.shape[0]):
+        for k in range(bits.shape[1]):
+            out[i, k] = _half_bits(_narrow(bits[i, k]) * weights[i])
 
 
 @njit(**_COMPILE)

@@ -66,9 +66,9 @@ class Steps:
         self._ends = np.unique(np.concatenate([[0], sizes // batch_size, -(-sizes // batch_size)]))
 
         self._table = check.as_bits(floats)
-        self._means, self._scale = centre(floats, self._table, shards, seen)
+        self.means, self.scale = centre(floats, self._table, shards, seen)
         self._sums = check.aligned(self.count, dim, dtype=np.float32)
-        fixed = (self._workers, self._offsets, self._means, self._scale)
+        fixed = (self._workers, self._offsets, self.means, self.scale)
         self._arguments = (self._table, self._rows, *fixed, self._sums)
         self.rearrange(start)
 
@@ -109,7 +109,7 @@ class Steps:
             ]
             offsets, places = np.append(0, np.cumsum([own.size for own in some])), np.concatenate(some)
             rows, workers = self._rows[places], self._workers[places]
-            fixed = (self._table, rows, workers, offsets, self._means, self._scale)
+            fixed = (self._table, rows, workers, offsets, self.means, self.scale)
             self._kernels.exchange(*fixed, totals, _pairs(0, len(kinds), rng))
             moved = places[rows != self._rows[places]]
             self._rows[places] = rows
@@ -120,7 +120,7 @@ class Steps:
         sizes, sums = np.diff(self._offsets)[steps], check.aligned(steps.size, self._sums.shape[1], dtype=np.float32)
         offsets = np.append(0, np.cumsum(sizes))
         places = np.repeat(self._offsets[steps] - offsets[:-1], sizes) + np.arange(offsets[-1])
-        fixed = (offsets, self._means, self._scale)
+        fixed = (offsets, self.means, self.scale)
         self._kernels.step_sums(self._table, self._rows[places], self._workers[places], *fixed, sums)
         self._sums[steps] = sums
 
@@ -174,7 +174,7 @@ class Steps:
 
     def _squared_prefixes(self) -> float:
         """Σ_t ‖prefix_t‖², in units of the scale."""
-        return float((self.bound() * self._scale) ** 2 * self.count)
+        return float((self.bound() * self.scale) ** 2 * self.count)
 
     def _norms(self) -> float:
         """Σ_t ‖sum_t‖."""
@@ -187,7 +187,7 @@ class Steps:
             prefixes = self._prefixes(first, min(first + _CHUNK, self.count), prefix)
             squares += float(np.einsum("tk,tk->", prefixes, prefixes))
             prefix = prefixes[-1]
-        return math.sqrt(squares / self.count) / self._scale
+        return math.sqrt(squares / self.count) / self.scale
 
     def order(self) -> IntArray:
         """(N,) the examples, workers' lists side by side."""

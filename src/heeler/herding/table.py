@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from heeler.herding import validate as check
 from heeler.herding.own_check import OwnCheck
+from heeler.herding.persistence import Persistence
 from heeler.herding.validate import IntArray
 
 _CHUNK = 1 << 16
@@ -33,7 +34,7 @@ class SketchTable:
     rows: (N, K) float16, the stored numbers, true sketch × scale. Memory is touched only where rows are written.
     seen: (N,) bool. scale: one power of two for all rows, chosen from the first sketches and changed, with all stored
     rows, when sketches have drifted far. dropped: how many rows were refused because they were not finite. own: whether
-    new rows know the examples that they are stored under.
+    new rows know the examples that they are stored under. persistence: what old rows say about new ones.
 
     strata: (N,) codes of the examples' strata, if known.
     """
@@ -47,9 +48,8 @@ class SketchTable:
 
     def _start(self, strata: IntArray | None = None) -> None:
         self.own = OwnCheck(len(self), self.dim, strata)
+        self.persistence = Persistence(len(self))
         self.scale, self.dropped, self._scaled = 1.0, 0, False
-        # Σ⟨new, old⟩, Σ‖new‖‖old‖, both in stored numbers, and the rows in them: since the last close, and up to it.
-        self._agreed = np.zeros((2, 3))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -63,20 +63,9 @@ class SketchTable:
         """Of the examples, those with a sketch."""
         return float(np.mean(self.seen))
 
-    @property
-    def agreement(self) -> float | None:
-        """How much sketches agreed with those that they replaced: Σ⟨new, old⟩ / Σ‖new‖‖old‖, their cosines' mean.
-
-        Weighted by length, so that rows of almost nothing do not count. Over the last epoch that replaced half of the
-        rows or more; None before there was one.
-        """
-        inner, product, _ = self._agreed[1].tolist()
-        return inner / product if product > 0 else None
-
     def close_epoch(self) -> None:
-        """An epoch is over: `agreement` is of what it has replaced. A few rows are left to count with the next ones."""
-        if 2 * self._agreed[0, 2] >= len(self):
-            self._agreed = np.stack([np.zeros(3), self._agreed[0]])
+        """An epoch is over: what it has replaced counts from now on."""
+        self.persistence.close_epoch()
         self.own.close_epoch()
 
     def put(self, indices: Any, vectors: Any) -> None:
@@ -136,8 +125,8 @@ class SketchTable:
     def _numbers(self) -> dict[str, Any]:
         """What a state holds besides rows."""
         scale = np.array([self.scale, float(self._scaled)])
-        numbers = {"scale": scale, "dropped": np.array(self.dropped, np.int64), "agreed": self._agreed.copy()}
-        return {**numbers, **self.own.state_dict()}
+        numbers = {"scale": scale, "dropped": np.array(self.dropped, np.int64)}
+        return {**numbers, **self.persistence.state_dict(), **self.own.state_dict()}
 
     def _check_numbers(self, state: dict[str, Any]) -> None:
         scale, scaled = check.stored_array(state, "scale", [np.float64], (2,)).tolist()
@@ -145,45 +134,53 @@ class SketchTable:
             raise ValueError(f"the state's scale is {scale}, which no table has: it is damaged")
         if check.stored_array(state, "dropped", [np.int64], ()) < 0:
             raise ValueError("the state's dropped is below 0: it is damaged")
-        if "agreed" in state:  # those of 0.2.0 have none
-            inner, product, rows = check.stored_array(state, "agreed", [np.float64], (2, 3)).T
-            if (np.abs(inner) > 1.001 * product).any() or (rows < 0).any():
-                raise ValueError("the state's agreed is out of range: it is damaged")
+        self.persistence.check_state(state)
         self.own.check_state(state)
 
     def _restore_numbers(self, state: dict[str, Any]) -> None:
         scale, scaled = check.as_numpy(state["scale"], "scale").tolist()
         self.scale, self._scaled, self.dropped = scale, bool(scaled), int(state["dropped"])
-        self._agreed = np.array(check.as_numpy(state.get("agreed", np.zeros((2, 3))), "agreed"))
+        self.persistence.restore(state)
         self.own.restore(state)
 
     def _file(self, where: IntArray, values: NDArray[np.float32]) -> None:
         """Put finite vectors (b, K) in their places."""
-        self._agreed[0] += self._compared(self.rows, self.seen, where, values)
-        picked = self.own.sample(where.size)
-        picked = picked[self.seen[where[picked]]]
-        self.own.compare(where[picked], self.rows[where[picked]], values[picked])
+        self._compare(self.rows, self.seen[where], where, where, values)
         self._store(self.rows, where, values)
         self.seen[where] = True
 
-    def _compared(
-        self, rows: NDArray[np.float16], seen: NDArray[np.bool_], where: IntArray, values: NDArray[np.float32]
-    ) -> tuple[float, float, int]:
-        """Σ⟨new, old⟩, Σ‖new‖‖old‖ and the number of rows, over those of rows[where] that `values` will replace."""
-        known = seen[where]
+    def _compare(
+        self,
+        rows: NDArray[np.float16],
+        known: NDArray[np.bool_],
+        where: IntArray,
+        examples: IntArray,
+        values: NDArray[np.float32],
+    ) -> None:
+        """Before `values` (b, K) of `examples` (b,) replace rows[where], of which some are `known` (b,): compare."""
+        self.persistence.stored += where.size
         if not known.any():
-            return 0.0, 0.0, 0
+            return
+        if not known.all():
+            where, examples, values = where[known], examples[known], np.ascontiguousarray(values[known])
+        self.persistence.add(self._products(rows, where, values), self.scale)
+        picked = self.own.sample(where.size)
+        self.own.compare(examples[picked], rows[where[picked]], values[picked])
+
+    def _products(
+        self, rows: NDArray[np.float16], where: IntArray, values: NDArray[np.float32]
+    ) -> NDArray[np.floating[Any]]:
+        """(3, b) ⟨new, old⟩, ‖old‖² and ‖new‖² of rows[where] and `values`, which replace them, in stored numbers."""
         scale, largest = np.float32(self.scale), np.float32(_LARGEST)
         if values.size > _FEW:
             from heeler.herding import kernels_sweeps
 
-            bits, fixed = rows.view(np.uint16), (check.frozen(where), check.frozen(values))
-            found: tuple[float, float, int] = kernels_sweeps.compare_halves(bits, seen, *fixed, scale, largest)
-            return found
-        old = rows[where[known]].astype(np.float64)
-        new = np.clip(values[known].astype(np.float64) * scale, -_LARGEST, _LARGEST)
-        norms = np.linalg.norm(old, axis=1) @ np.linalg.norm(new, axis=1)
-        return float(np.vdot(new, old)), float(norms), int(known.sum())
+            out, fixed = np.empty((3, where.size), np.float32), (check.frozen(where), check.frozen(values))
+            kernels_sweeps.compare_halves(rows.view(np.uint16), *fixed, scale, largest, out)
+            return out
+        old = rows[where].astype(np.float64)
+        new = np.clip(values.astype(np.float64) * scale, -_LARGEST, _LARGEST)
+        return np.stack([np.einsum("ik,ik->i", *pair) for pair in ((new, old), (old, old), (new, new))])
 
     def _store(self, rows: NDArray[np.float16], where: IntArray, values: NDArray[np.float32]) -> None:
         """rows[where] = values, scaled, clipped and rounded: the same bits either way."""
@@ -209,7 +206,6 @@ class SketchTable:
         wanted = 2.0 ** -round(math.log2(typical))
         wanted = min(max(wanted, _SMALLEST_SCALE), _LARGEST_SCALE)
         self._rescale(wanted)
-        self._agreed[0, :2] *= (wanted / self.scale) ** 2
         self.scale, self._scaled = wanted, True
 
     def _rescale(self, wanted: float) -> None:

@@ -7,29 +7,26 @@ from heeler.herding.jit import _COMPILE, _narrow
 
 
 @njit(**_COMPILE)
-def centre(bits, factor, mean, out):
-    """out (n, K) float32 ← bits (n, K) × factor − mean (K,) float32; zeros for a row whose first number is NaN."""
+def centre(bits, factors, mean, out):
+    """out (n, K) float32 ← bits (n, K) × factors (n,) − mean (K,); zeros for a row whose first number is NaN."""
     for i in range(bits.shape[0]):
         first = _narrow(bits[i, 0])
         if first != first:
             out[i] = 0
             continue
         for k in range(bits.shape[1]):
-            out[i, k] = _narrow(bits[i, k]) * factor - mean[k]
+            out[i, k] = _narrow(bits[i, k]) * factors[i] - mean[k]
 
 
 @njit(**_COMPILE)
-def add_up(bits, total):
-    """Add the rows of bits (n, K) to total (K,) float64, but for those whose first number is NaN; returns how many."""
-    count = 0
+def add_up(bits, factors, total):
+    """Add bits (n, K) × factors (n,) to total (K,) float64, but for rows whose first number is NaN."""
     for i in range(bits.shape[0]):
         first = _narrow(bits[i, 0])
         if first != first:
             continue
-        count += 1
         for k in range(bits.shape[1]):
-            total[k] += _narrow(bits[i, k])
-    return count
+            total[k] += _narrow(bits[i, k]) * factors[i]
 
 
 @njit(**_COMPILE)

@@ -72,11 +72,14 @@ class BlockTable(SketchTable):
     @property
     def snapshot(self) -> Snapshot:
         """What the last epoch left."""
-        return Snapshot(self.shape, self._slots, self._read, self.dim)
+        return self._snapshot(self._read)
 
     @property
     def _newest(self) -> Snapshot:
-        return Snapshot(self.shape, self._slots, self._write, self.dim)
+        return self._snapshot(self._write)
+
+    def _snapshot(self, version: Version) -> Snapshot:
+        return Snapshot(self.shape, self._slots, version, self.dim, self.persistence.closed_weights)
 
     @property
     def share_seen(self) -> float:
@@ -173,10 +176,7 @@ class BlockTable(SketchTable):
                 self._write.scales[block] = self.scale
             old, new = stored[rows], np.ascontiguousarray(values[which])
             known = ~np.isnan(old[:, 0])
-            self._agreed[0] += self._compared(old, known, np.arange(rows.size), new)
-            picked = self.own.sample(rows.size)
-            picked = picked[known[picked]]
-            self.own.compare(where[which][picked], old[picked], new[picked])
+            self._compare(old, known, np.arange(rows.size), where[which], new)
             self._write.counts[block] += np.unique(rows[~known]).size
             self._store(stored, rows, new)
 
@@ -259,7 +259,7 @@ class BlockTable(SketchTable):
             return
         for version in versions:
             for block in range(self.shape.count):
-                Snapshot(self.shape, self._slots, version, self.dim).stored(block)  # raises if it is not there
+                self._snapshot(version).stored(block)  # raises if it is not there
 
     def restore(self, state: dict[str, Any]) -> None:
         self._read, self._write = (Version.from_state(state[name], self.shape) for name in ("read", "write"))

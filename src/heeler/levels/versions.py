@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding import validate as check
+from heeler.herding.persistence import bins_of
+from heeler.herding.realized import row_squares
 from heeler.herding.validate import IntArray
 from heeler.levels.halves import Blocks
 from heeler.levels.scatter import Scatter
@@ -86,6 +88,8 @@ class Snapshot:
     slots: MemorySlots | FileSlots
     version: Version
     dim: int
+    weights: NDArray[np.float32] | None
+    """(bins,) what rows predict, see `Persistence.closed_weights`."""
 
     def stored(self, block: int) -> Rows | None:
         """(n, K) stored numbers, NaN for the unseen; None if all are."""
@@ -95,22 +99,30 @@ class Snapshot:
         return self.slots.view(slot, int(self.version.stamps[block]))[: self.shape.length(block)]
 
     def centred(self, block: int, mean: NDArray[np.float64]) -> NDArray[np.float32]:
-        """(n, K) true sketches minus `mean` (K,), zeros for the unseen."""
+        """(n, K) sketches as predictions minus `mean` (K,), zeros for the unseen."""
         from heeler.levels import block_kernels
 
         stored = self.stored(block)
         if stored is None:
             return np.zeros((self.shape.length(block), self.dim), np.float32)
         out = np.empty(stored.shape, np.float32)
-        factor = np.float32(1 / self.version.scales[block])
-        block_kernels.centre(check.as_bits(stored), factor, check.frozen(mean.astype(np.float32)), out)
+        factors = self._factors(block, stored)
+        block_kernels.centre(check.as_bits(stored), factors, check.frozen(mean.astype(np.float32)), out)
         return out
 
+    def _factors(self, block: int, stored: Rows) -> NDArray[np.float32]:
+        """(n,) what stored numbers are to be multiplied with: true sketches, times what they predict."""
+        scale = self.version.scales[block]
+        plain = np.full(len(stored), 1 / scale, np.float32)
+        if self.weights is None:
+            return plain
+        return plain * self.weights[bins_of(np.nan_to_num(row_squares(stored)) / scale**2)]
+
     def sum_of(self, block: int) -> NDArray[np.float64]:
-        """(K,) Σ of the true sketches of a block."""
+        """(K,) Σ of the sketches of a block, as predictions."""
         from heeler.levels import block_kernels
 
         total, stored = np.zeros(self.dim), self.stored(block)
         if stored is not None:
-            block_kernels.add_up(check.as_bits(stored), total)
-        return total / self.version.scales[block]
+            block_kernels.add_up(check.as_bits(stored), self._factors(block, stored), total)
+        return total

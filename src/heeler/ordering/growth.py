@@ -26,7 +26,7 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
     if examples < old:
         raise ValueError(f"the state is of {old} examples, and cannot shrink to {examples}")
     rule = session["rule"]
-    plain = {"rule", "order", "epoch", "screened", "seed", "rng", "table"}
+    plain = {"rule", "order", "epoch", "screened", "seed", "rng", "table", "judgement"}
     if not rule.keys() <= plain or session["workers"] > 1:
         raise ValueError(
             f"a state of the rule {rule['rule']!r} on {session['workers']} worker(s) cannot grow: start the larger "

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from heeler.herding import SketchTable
+from heeler.herding.judgement import ENOUGH, Verdict
 from heeler.ordering.loss_scaler import ScalerWatch, unwrapped_scaler
 from heeler.ordering.progress import Ids
 from heeler.ordering.sampler import Sampler
@@ -232,6 +233,24 @@ class Handle:
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StateError(f"the state is damaged, or of another run ({type(error).__name__}: {error})") from error
         self.sketcher.set_left_out(left_out)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Does ordering help this run? `print` it; `verdict.helps` is True, False, or None while that is not known.
+
+        From the second sketched epoch on. Of many workers, rank 0 knows.
+        """
+        self.session.drain(wait=True)
+        with self.session.planner.reading():
+            judgement = self.session.rule.judgement
+        planner, table = self.session.planner, self.session.rule.table
+        if not planner.sees_all:
+            return Verdict(None, "rank 0 of the workers knows.")
+        if judgement is None or len(self.session.rule.order) < ENOUGH:
+            return Verdict(None, f"only the order 'herd' of {ENOUGH} examples or more is judged.")
+        if planner.gave_up and table is not None and table.own.at_chance:
+            return Verdict(False, "sketches do not know their own examples, so they were dropped.")
+        return judgement.verdict
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers for any logger; the herding bounds are there from the second epoch on."""

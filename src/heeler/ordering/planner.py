@@ -56,7 +56,8 @@ class Planner(Protocol):
     sees_all: bool
     """Whether the sketches of all workers meet here, and with them the state that a restart needs."""
     gave_up: bool
-    """Sketches do not know their own examples (`herding.own_check`): they were dropped, and no more are wanted."""
+    """No more sketches are wanted: they do not know their own examples (`herding.own_check`) and were dropped, or the
+    rule has found that its orders balance nothing."""
 
     def first(self) -> Plan:
         """The order of the first epoch."""
@@ -171,6 +172,7 @@ class LocalPlanner:
         if not self._closed:
             self.rule.next_order()
         self._closed = False
+        self.gave_up = self.gave_up or self.rule.useless
         return self._plan(self.rule.order)
 
     def forget(self, indices: IntArray) -> None:

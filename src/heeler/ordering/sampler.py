@@ -30,9 +30,9 @@ class Sampler(DistributedSampler[Any]):
         heeler.attach(model, sampler)
         loader = DataLoader(dataset, batch_size=64, sampler=sampler)
 
-    The first epoch's order is random, with strata stratified; from the second on it comes from what `attach` saw of the
-    gradients. Every epoch yields every example once (see `drop_last`), whatever the loop does; of a `subset`, every
-    chosen one.
+    The first epoch's order is random. From the second on orders come from what `attach` saw of the gradients, where
+    that helps (`handle.verdict`). Every epoch yields every example once (see `drop_last`), whatever the loop does; of a
+    `subset`, every chosen one.
 
     Args:
         dataset: a dataset, a stream of shards (`heeler.streams`), or the number of examples. One with a method
@@ -48,9 +48,9 @@ class Sampler(DistributedSampler[Any]):
             from half a million on), or the exact gradient of a model so small that nothing is gained by less. A model
             of no more than `dim` covered parameters always gives its exact gradient.
         strata: (N,) integers or strings, one per example of `dataset`: its class, source or length bucket. Every batch
-            of the order "stratified", which needs them, then holds its share of each; with "herd" those of the first
-            epoch do, and later ones hold about their share. They are no part of the saved state: give them again after
-            a restart.
+            of the order "stratified", which needs them, then holds its share of each; with "herd" about its share. The
+            first half of the first epoch is random: some networks need that noise to start. They are no part of the
+            saved state: give them again after a restart.
         subset: train on these examples only: what `heeler.select` returns, its `as_dict()`, or the (k,) indices of the
             chosen examples in `dataset`. Orders are of the subset, indices are the dataset's. `weights` has the weights
             for the loss. Give the same again after a restart. With `shards="local"` it is of this worker's dataset.

@@ -49,6 +49,13 @@ GAVE_UP = (
     "again"
 )
 """Said when sketches do not know their own examples: see `heeler.herding.own_check`."""
+STOPPED = (
+    "orders made from sketches balance nothing here: two refreshes have found steps and prefixes as unbalanced as in "
+    "random order. Gradients change too much from one refresh to the next. Training goes on in random order (with "
+    "strata, stratified), without sketches and at no cost. handle.verdict has the figures; docs/will-it-help.md says "
+    "what to try"
+)
+"""Said when a rule finds itself useless: see `heeler.herding.judgement`."""
 FAST_FORWARD = 1000
 """Epochs that `set_epoch` skips one by one; a number further off is taken as a name, not as a distance."""
 
@@ -442,11 +449,16 @@ class Session:
         return plan
 
     def _tell_if_unknown(self) -> None:
-        """Say, once, that sketches do not know their own examples, where all of them meet."""
+        """Say, once, that no more sketches are taken, and why, where all of them meet."""
         table = self.rule.table
-        if not self._gave_up and table is not None and self.planner.sees_all and table.own.at_chance:
+        if self._gave_up or table is None or not self.planner.sees_all:
+            return
+        if table.own.at_chance:
             self._gave_up = True
             warn(GAVE_UP, 100 * table.own.share.value, table.own.share.comparisons)
+        elif self.rule.useless:
+            self._gave_up = True
+            warn(STOPPED)
 
     def _tell(self, progress: Progress) -> None:
         """After the first sketched epoch: say if it left few examples with a sketch."""
@@ -509,7 +521,7 @@ class Session:
         plan, same_workers = self.planner.load_state_dict(state)
         self._pop()  # whatever was under way belongs to another run
         self.attribution = Attribution()
-        self._misfiled, self._gave_up = 0, self.planner.gave_up
+        self._misfiled, self._gave_up = 0, self.planner.gave_up or self.rule.useless
         self._sketches_began = state["sketches_began"]
         self._resume(state["epoch"], plan, self._own_position(state, plan) if same_workers else 0, over=state["over"])
 
@@ -550,13 +562,22 @@ class Session:
         numbers = {"epoch": float(self.epoch.number), "ignored_passes": float(self.ignored_passes)}
         if self.rule.table is not None:
             numbers["examples_with_sketch"] = self.rule.table.share_seen
-            if self.rule.table.agreement is not None:
-                numbers["sketch_agreement"] = self.rule.table.agreement
+            agreement = self.rule.table.persistence.agreement
+            if agreement is not None:
+                numbers["sketch_agreement"] = agreement
             own = self.rule.table.own.share
             if own.comparisons:
                 numbers["sketch_knows_its_own"], numbers["sketches_compared"] = own.value, own.comparisons
         if self.setup.strata is not None:
             numbers["strata"] = float(len(self.setup.strata.names))
+        judgement = self.rule.judgement
+        if judgement is not None and judgement.looks:
+            numbers["order_is_balanced"] = float(judgement.ordered)
+            if judgement.verdict.helps is not None:
+                numbers["ordering_helps"] = float(judgement.verdict.helps)
+            numbers["evenness"], numbers["evenness_lost"] = judgement.looks[-1].evenness, judgement.loss_of_evenness
+            if judgement.balance is not None:
+                numbers["realized_steps"], numbers["realized_prefixes"] = judgement.balance
         solution = self.rule.last_solution
         if solution is not None:
             numbers["herding_bound"] = float(solution.bound_after)

@@ -12,17 +12,6 @@ from heeler.herding.jit import _COMPILE, _ahead, _narrow, _prefetch, _value
 
 
 @njit(**_COMPILE)
-def survey(table, squares):
-    """‖row‖² of every row into squares (N,) float64. NaN or infinity in a row makes its square so."""
-    for i in range(table.shape[0]):
-        square = 0.0
-        for k in range(table.shape[1]):
-            x = _value(table[i, k])
-            square += x * x
-        squares[i] = square
-
-
-@njit(**_COMPILE)
 def add_rows(table, rows, total):
     """total (K,) float64 += Σ of the rows (n,)."""
     ahead = _ahead(table)

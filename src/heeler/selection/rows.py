@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from heeler.herding import SketchTable
 from heeler.herding import validate as check
+from heeler.herding.realized import row_squares
 from heeler.herding.subset import Subset
 from heeler.herding.validate import Array, IntArray
 
@@ -134,8 +135,6 @@ def _parts(source: Any) -> tuple[Any, Array | None, Subset | None]:
 
 
 def _checked(table: Any, seen: Array | None, subset: Subset | None) -> Rows:
-    from heeler.selection import loops
-
     floats = check.as_floats(table)
     if seen is not None and not seen.all():
         missing = np.flatnonzero(~seen)
@@ -144,8 +143,7 @@ def _checked(table: Any, seen: Array | None, subset: Subset | None) -> Rows:
             "example was seen in a sketched epoch (drop_last and early stops leave some out), or select among those "
             "seen: seen = np.flatnonzero(table.seen); seen[heeler.select(table.sketches(seen), k).indices]"
         )
-    bits, squares = check.as_bits(floats), np.empty(len(floats))
-    loops.survey(bits, squares)
+    bits, squares = check.as_bits(floats), row_squares(floats)
     if not np.isfinite(squares).all():
         bad = np.flatnonzero(~np.isfinite(squares))
         raise ValueError(

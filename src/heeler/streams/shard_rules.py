@@ -58,8 +58,11 @@ class ShardedHerd(_Sharded, Herd):
     coordinates_shards = False
     uses_strata = False
 
-    def _solve(self, rng: np.random.Generator) -> Solution:
-        return self._sharded(self.table.rows, rng, self.table.seen)
+    def _unsolved_order(self) -> IntArray:
+        return self._first_order()
+
+    def _solve(self, rows: Any, rng: np.random.Generator) -> Solution:
+        return self._sharded(rows, rng, self.table.seen)
 
 
 RULES: dict[str, type[_Sharded]] = {"herd": ShardedHerd, "random": ShardedRandom}

@@ -8,7 +8,7 @@ import numpy as np
 
 from heeler.herding import validate as check
 from heeler.herding.rules.base_rule import BaseRule
-from heeler.herding.strata import stratified_shards
+from heeler.herding.strata import first_order, stratified_shards
 from heeler.herding.validate import IntArray
 
 
@@ -36,7 +36,7 @@ class Stratified(StaticRule):
     """A stratified shuffle: a new random order every epoch in which every batch holds its share of each stratum.
 
     What to compare any other rule with where there are classes: it costs nothing. Each worker deals out its own
-    examples.
+    examples. The first half of the first epoch is random: see `strata.first_order`.
     """
 
     uses_strata = True
@@ -44,7 +44,7 @@ class Stratified(StaticRule):
     strata: IntArray
 
     def _first_order(self) -> IntArray:
-        return self._close()
+        return first_order(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
 
     def _close(self) -> IntArray:
         return stratified_shards(self.offsets, self.batch_size, self.strata, self.portions, self._rng)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heeler.herding import validate as check
 from heeler.herding.batches import solve_batches
+from heeler.herding.judgement import ENOUGH, SHAPE, Judgement, Look
+from heeler.herding.persistence import weighed
+from heeler.herding.realized import evenness, realized_balance, row_squares
 from heeler.herding.rules.base_rule import BaseRule
 from heeler.herding.solver import Solution
-from heeler.herding.strata import stratified_shards
+from heeler.herding.strata import first_order, stratified_shards
 from heeler.herding.table import SketchTable
 from heeler.herding.validate import IntArray
 
@@ -29,11 +34,20 @@ class TabledRule(BaseRule):
         self.table.forget(indices)
 
 
+class Turn(NamedTuple):
+    """What `Herd.solve` finds."""
+
+    judgement: Judgement
+    solution: Solution | None
+    """None for an epoch without one: random, or with strata stratified."""
+
+
 class Herd(TabledRule):
     """The newest vector of every example in a table, solved between epochs: `solve_batches`.
 
-    Every step's examples balance each other, and so does every prefix of the epoch. With strata the first epoch, which
-    has no vectors to go by, is that of the rule `stratified`, and later every step holds about its share of each. The
+    Every step's examples balance each other, and so does every prefix of the epoch, as far as the vectors predict the
+    next ones (`persistence`); and only where that helps (`judgement`). Other epochs, the first among them, are those of
+    the rule `random`, with strata of `stratified`, and there every step of a solve holds about its share of each. The
     kernels let go of the GIL, so a solve can run in a thread. An example without a vector counts as the mean.
 
     A solve starts from a new random order, not from the last one. The result is as good, and an order that is like the
@@ -42,6 +56,9 @@ class Herd(TabledRule):
     ones).
     """
 
+    judges = True
+    """Whether it looks at what its orders do, and leaves epochs to chance where that is better. For studies."""
+    judgement: Judgement
     coordinates_shards = True
     solves_in_background = True
     uses_strata = True
@@ -51,11 +68,22 @@ class Herd(TabledRule):
         super().__init__(examples, dim, **common)
         self.table = SketchTable(self.examples, self.dim or 0, self.strata)
         self._seed = common.get("seed", 0)
+        self.judgement = Judgement()
 
     def _first_order(self) -> IntArray:
         if self.strata is None:
             return self._shuffled()
+        return first_order(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
+
+    def _unsolved_order(self) -> IntArray:
+        if self.strata is None:
+            return self._shuffled()
         return stratified_shards(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
+
+    def forget(self, indices: IntArray) -> None:
+        super().forget(indices)
+        if not self.table.seen.any():  # what comes may be of other layers, and is not compared with what was
+            self.judgement = Judgement(ordered=self.judgement.ordered)
 
     def warm_up(self) -> None:
         """Loading takes a second, compiling, once per machine, some ten."""
@@ -67,20 +95,41 @@ class Herd(TabledRule):
         for _ in range(2):
             twin.observe(twin.order, vectors)
             twin.next_order()
+        weighed(twin.table.rows, np.ones(len(twin.table), np.float32))
 
-    def solve(self) -> Solution | None:
-        """Order all examples; None if none has a vector. Changes nothing."""
+    def solve(self) -> Turn:
+        """Judge, and order all examples if that helps. Changes nothing."""
         if not self.table.seen.any():
-            return None
+            return Turn(self.judgement, None)
+        squares, judgement = row_squares(self.table.rows), self.judgement
+        if self.judges and self.table.persistence.is_refreshed and self.examples >= ENOUGH:
+            judgement = judgement.after(self._look(squares))
+        if not judgement.balances:
+            return Turn(judgement, None)
         # Not the rule's own generator: a solve in a thread must leave no trace, and may be run again.
-        solution = self._solve(np.random.default_rng([self._seed, self.epoch]))
+        rows, shorter = self.table.persistence.predictions(self.table.rows, squares / self.table.scale**2)
+        solution = self._solve(rows, np.random.default_rng([self._seed, self.epoch]))
         # Bounds in the gradients' own units: the table's scale may change before anybody reads them.
-        before, after, random = (bound / self.table.scale for bound in solution[1:4])
-        return solution._replace(bound_before=before, bound_after=after, bound_random=random)
+        before, after, random = (bound * shorter / self.table.scale for bound in solution[1:4])
+        return Turn(judgement, solution._replace(bound_before=before, bound_after=after, bound_random=random))
 
-    def _solve(self, rng: np.random.Generator) -> Solution:
+    def _look(self, squares: NDArray[np.float64]) -> Look:
+        """At the epoch that is about to end. squares: (N,) the rows' squared lengths."""
+        seen, balance, fall = self.table.seen, None, 0.0
+        if self.judgement.ordered:
+            shape: dict[str, Any] = {"batch_size": self.batch_size, "shards": self.offsets, "seen": seen}
+            balance = realized_balance(self.table.rows, squares, self.order, **shape)
+        elif not self.judgement.looks:  # an order that says nothing of gradients: its quarters differ by time alone
+            sizes = np.diff(self.offsets)
+            place = (np.arange(self.examples) - np.repeat(self.offsets[:-1], sizes)) / np.repeat(sizes, sizes)
+            third, last = (self.order[(place >= at) & (place < at + 0.25) & seen[self.order]] for at in (0.5, 0.75))
+            fall = evenness(squares[third]) - evenness(squares[last])
+        return Look(self.epoch, evenness(squares[seen]), fall, balance)
+
+    def _solve(self, rows: NDArray[np.float16], rng: np.random.Generator) -> Solution:
+        """Order all examples by what their rows (N, K) predict."""
         return solve_batches(
-            self.table.rows,
+            rows,
             batch_size=self.batch_size,
             seed=rng,
             shard_sizes=np.diff(self.offsets).tolist(),
@@ -88,12 +137,13 @@ class Herd(TabledRule):
             seen=self.table.seen,
         )
 
-    def commit(self, solution: Solution | None) -> IntArray:
-        """Make a solution the next epoch's order, and close the epoch."""
-        self.last_solution = solution
-        if solution is None:
-            return self._turn_to(self._first_order())
-        return self._turn_to(self._with_unseen(self._by_worker(solution.order)))
+    def commit(self, turn: Turn) -> IntArray:
+        """Make what `solve` found the next epoch's order, and close the epoch."""
+        self.last_solution = turn.solution
+        self.judgement = replace(turn.judgement, ordered=turn.solution is not None)
+        if turn.solution is None:
+            return self._turn_to(self._unsolved_order())
+        return self._turn_to(self._with_unseen(self._by_worker(turn.solution.order)))
 
     def next_order(self) -> IntArray:
         return self.commit(self.solve())
@@ -103,10 +153,11 @@ class Herd(TabledRule):
         return super()._turn_to(order)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "table": {name: np.array(own) for name, own in self.table.state_dict().items()}}
+        table = {name: np.array(own) for name, own in self.table.state_dict().items()}
+        return {**self.state_before_close(), "table": table}
 
     def state_before_close(self) -> dict[str, Any]:
-        return super().state_dict()  # the rows stay
+        return {**super().state_dict(), "judgement": self.judgement.as_array()}  # the rows stay
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -114,4 +165,7 @@ class Herd(TabledRule):
 
     def _read(self, state: dict[str, Any]) -> dict[str, Any]:
         self.table.check_state(check.entry(state, "table"))
-        return super()._read(state)
+        judgement = Judgement()
+        if "judgement" in state:  # those of 0.2 have none
+            judgement = Judgement.from_array(check.stored_array(state, "judgement", [np.float64], SHAPE))
+        return {**super()._read(state), "judgement": judgement}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from heeler.herding.judgement import Judgement
 from heeler.herding.lazy import Order
 from heeler.herding.solver import Solution
 from heeler.herding.table import SketchTable
@@ -40,6 +41,13 @@ class OrderingRule(ABC):
     """K, the length of the vectors; None: any."""
     last_solution: Solution | None = None
     """Bounds, sweeps and seconds of the last solve, of a rule that solves."""
+    judgement: Judgement | None = None
+    """Whether ordering helps, of a rule that looks."""
+
+    @property
+    def useless(self) -> bool:
+        """The rule has found that its orders balance nothing: it needs no more vectors."""
+        return self.judgement is not None and self.judgement.useless
 
     @property
     @abstractmethod
@@ -83,6 +91,6 @@ class OrderingRule(ABC):
         """Find the next order, if the rule `solves_in_background`. Only reads; must not run while vectors come in."""
         raise NotImplementedError(f"{type(self).__name__} does not solve in the background")
 
-    def commit(self, solution: Any) -> IntArray:
+    def commit(self, found: Any) -> IntArray:
         """Make what `solve` returned the next order, and close the epoch."""
         raise NotImplementedError(f"{type(self).__name__} does not solve in the background")

@@ -156,7 +156,7 @@ class Leader(SharedPlanner):
                     self._feed_in_order(epoch)
                 self.rule.next_order()
                 self._closed = self._failed is None  # else the epoch's end did not wait for this
-            order = np.asarray(self.rule.order)
+            order, gave_up = np.asarray(self.rule.order), gave_up or self.rule.useless
         self._times["solve_seconds"] += time.perf_counter() - started
         started = time.perf_counter()
         told = [(rank, announced(self.partition.part(order, rank), gave_up)) for rank in self._others()]
