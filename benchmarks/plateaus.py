@@ -28,7 +28,7 @@ from heeler.herding.rules.spec import RuleSpec
 from heeler.herding.validate import IntArray
 from heeler.notices import HeelerWarning
 
-RATES = (0.05, 0.1)
+RATES = (0.1,)
 WARM_UPS = (0.0, 0.05)
 ORDERS = ("random", "from the first step", "stratified", "heeler", "heeler, strata")
 STUCK = 2.0

@@ -53,6 +53,8 @@ class Persistence:
         self.stored = 0
         """Rows stored since the epoch began, with an old one to compare with or not."""
         self._now, self._last = np.zeros((2, _BINS, _COLUMNS))
+        self.closed_weights: NDArray[np.float32] | None = None
+        """(bins,) what rows are to be multiplied with, from the last refresh that is over; None where all are alike."""
 
     def add(self, products: NDArray[np.floating[Any]], scale: float) -> None:
         """products: (3, m) ⟨new, old⟩, ‖old‖² and ‖new‖² of rows, stored numbers; `scale` times the true ones."""
@@ -66,6 +68,7 @@ class Persistence:
         self.stored = 0
         if self._is_enough:
             self._last, self._now = self._now, np.zeros((_BINS, _COLUMNS))
+            self.closed_weights = _weights(self._last)
 
     @property
     def _is_enough(self) -> bool:
@@ -85,11 +88,6 @@ class Persistence:
         _, inner, _, product = self._last.sum(axis=0).tolist()
         return inner / product if product > 0 else None
 
-    @property
-    def closed_weights(self) -> NDArray[np.float32] | None:
-        """(bins,) what rows are to be multiplied with, from the last refresh that is over; None where all are alike."""
-        return _weights(self._last)
-
     def predictions(
         self, rows: NDArray[np.float16], squares: NDArray[np.floating[Any]]
     ) -> tuple[NDArray[np.float16], int]:
@@ -98,7 +96,7 @@ class Persistence:
         A copy, or the rows where all are weighed alike. From the newest refresh, which may be that of the epoch that
         goes on.
         """
-        by_bin = _weights(self._now if self._is_enough else self._last)
+        by_bin = _weights(self._now) if self._is_enough else self.closed_weights
         return (rows, 1) if by_bin is None else (weighed(rows, by_bin[bins_of(squares)]), LARGEST)
 
     # State
@@ -122,6 +120,7 @@ class Persistence:
         if "pairs" in state:
             self._now, self._last = np.array(check.as_numpy(state["pairs"], "pairs"))
             self.stored = int(state["stored"])
+        self.closed_weights = _weights(self._last)
 
 
 def _weights(sums: NDArray[np.float64]) -> NDArray[np.float32] | None:
