@@ -335,6 +335,7 @@ def tasks(folder: Folder) -> dict[str, Small]:
         "digits MLP, rate 0.05": Small(digits, mlp, 0.05),
         "digits MLP, tuned": Small(digits, mlp, 0.1),
         "digits MLP, noise 0.3": Small(digits, mlp, 0.16, prepare=noisy(0.3)),
+        "digits MLP, noise 1, dropout 0.5": Small(digits, network(256, 128, dropout=0.5), 0.05, prepare=noisy(1.0)),
         "digits CNN": Small(digits, convolutions, 0.08),
         "LeNet, large digits": Small(large_digits, lenet, 0.1, 64, 6),
         "LeNet, large digits, warm-up": Small(large_digits, lenet, 0.1, 64, 6, warm_up=0.05),

@@ -56,16 +56,18 @@ def one(folder: Path, name: str, order: str, seed: int, rate: float | None = Non
         options = {"order": RuleSpec(Always, {name: np.asarray(each) for name, each in options.items()})}
     elif kind != "heeler":
         options["order"] = kind
-    balanced = 0
+    balanced, seconds = 0, [0.0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HeelerWarning)
         for run in train(task, examples, seed, rate, **options):
             rule = run.sampler.session.rule
             balanced += rule.judgement is not None and rule.judgement.ordered
+            seconds.append(run.seconds)
     end = objective(run.model, examples.train, task.decay if task.convex else 0.0)
     found: dict[str, Any] = {"task": name, "order": order, "seed": seed, "rate": rate or task.rate}
     found["train"] = end - least(name, Folder(folder)) if task.convex else end
     found |= {"test": objective(run.model, examples.test), "seconds": round(run.seconds, 2)}
+    found["late_seconds"] = round(seconds[-1] - seconds[1 + len(seconds) // 2], 3)  # of epochs after that of the middle
     if kind == "heeler" and run.handle is not None:
         verdict, metrics = run.handle.verdict, run.handle.metrics()
         found |= {"helps": verdict.helps, "why": verdict.why, "balanced_epochs": balanced}

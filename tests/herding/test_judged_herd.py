@@ -102,13 +102,23 @@ def test_with_strata_orders_are_stratified_then() -> None:
         rule.next_order()
 
 
-def test_while_examples_are_fitted_orders_are_random_and_then_balanced_again() -> None:
+def vanishing(epoch: int) -> np.ndarray:
+    """Half of the vectors shrink to a tenth in each of the first epochs."""
     rng = np.random.default_rng(0)
     sizes = np.cumprod([np.ones((N, 1)), *(np.where(rng.random((N, 1)) < 0.5, 0.1, 1.0) for _ in range(4))], axis=0)
+    return (drawn(0) * sizes[min(epoch, 4)]).astype(np.float32)
 
-    def vanishing(epoch: int) -> np.ndarray:
-        return (drawn(0) * sizes[min(epoch, 4)]).astype(np.float32)
 
+def test_while_examples_are_fitted_orders_are_random_with_strata_too() -> None:
+    strata = np.arange(N) % 4
+    rule = herd(strata=strata)
+    walk(rule, vanishing, 2)
+    assert rule.judgement.fits
+    counts = np.array([np.bincount(strata[batch], minlength=4) for batch in np.split(rule.order, N // BATCH)])
+    assert (counts != BATCH // 4).any(axis=1).mean() > 0.5
+
+
+def test_while_examples_are_fitted_orders_are_random_and_then_balanced_again() -> None:
     rule = herd()
     walk(rule, vanishing, 1)
     assert rule.judgement.ordered  # one epoch has not shown it

@@ -39,16 +39,17 @@ class Turn(NamedTuple):
 
     judgement: Judgement
     solution: Solution | None
-    """None for an epoch without one: random, or with strata stratified."""
+    """None for an epoch without one."""
 
 
 class Herd(TabledRule):
     """The newest vector of every example in a table, solved between epochs: `solve_batches`.
 
     Every step's examples balance each other, and so does every prefix of the epoch, as far as the vectors predict the
-    next ones (`persistence`); and only where that helps (`judgement`). Other epochs, the first among them, are those of
-    the rule `random`, with strata of `stratified`, and there every step of a solve holds about its share of each. The
-    kernels let go of the GIL, so a solve can run in a thread. An example without a vector counts as the mean.
+    next ones (`persistence`); and only where that helps (`judgement`). Other epochs, the first among them, are random.
+    With strata every step of a solve holds about its share of each, and other epochs are stratified, but for those in
+    which examples are being fitted. The kernels let go of the GIL, so a solve can run in a thread. An example without a
+    vector counts as the mean.
 
     A solve starts from a new random order, not from the last one. The result is as good, and an order that is like the
     one before is not: networks that memorize fit the examples worse when they come in the same order again
@@ -76,7 +77,8 @@ class Herd(TabledRule):
         return first_order(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
 
     def _unsolved_order(self) -> IntArray:
-        if self.strata is None:
+        """Stratified, unless examples are being fitted: there class noise helps too (docs/will-it-help.md)."""
+        if self.strata is None or self.judgement.fits:
             return self._shuffled()
         return stratified_shards(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
 
