@@ -1,6 +1,6 @@
 """A network that begins on a plateau: does a stratified start, which has no class noise, keep it there?
 
-    python -m benchmarks.plateaus --seeds 16 --processes 2 --out benchmarks/results/plateaus.json
+    python -m benchmarks.plateaus --seeds 8 --processes 2 --out benchmarks/results/plateaus.json
     python -m benchmarks.plateaus --of benchmarks/results/plateaus.json
 
 LeNet-5 with PyTorch's own first weights on 12,800 grey digits of 28 × 28 (scikit-learn's, enlarged and shifted), six
@@ -36,7 +36,7 @@ STUCK = 2.0
 
 
 class FromTheFirstStep(Stratified):
-    """Stratified from the first step on."""
+    """Stratified in the first epoch too."""
 
     def _first_order(self) -> IntArray:
         return self._close()
@@ -45,7 +45,7 @@ class FromTheFirstStep(Stratified):
 def one(order: str, rate: float, warm_up: float, seed: int) -> dict[str, Any]:
     """One run's last training loss."""
     torch.set_num_threads(1)
-    folder = Folder(Path(".data"))  # nothing is read from it
+    folder = Folder(Path("."))  # nothing is read from it
     task = replace(use(folder)["LeNet, large digits"], warm_up=warm_up)
     examples = task.load(folder)
     options: dict[str, Any] = {} if order in ("random", "heeler") else {"strata": np.asarray(examples.train[-1])}
@@ -80,7 +80,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=16)
+    parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--of", type=Path)

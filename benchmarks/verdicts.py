@@ -70,7 +70,7 @@ def one(folder: Path, name: str, order: str, seed: int, rate: float | None = Non
     found["late_seconds"] = round(seconds[-1] - seconds[1 + len(seconds) // 2], 3)  # of epochs after that of the middle
     if kind == "heeler" and run.handle is not None:
         verdict, metrics = run.handle.verdict, run.handle.metrics()
-        found |= {"helps": verdict.helps, "why": verdict.why, "balanced_epochs": balanced}
+        found |= {"helps": verdict.helps, "balanced_epochs": balanced}
         found |= {key: metrics.get(key) for key in ("realized_steps", "realized_prefixes", "evenness_lost")}
         found["stopped"] = run.sampler.session.planner.gave_up
     return found
@@ -104,7 +104,7 @@ def is_lower(found: tuple[float, float, int]) -> bool:
 def table(lines: list[dict[str, Any]]) -> str:
     """Markdown; a row per task."""
     names = list(dict.fromkeys(line["task"] for line in lines))
-    known = tasks(Folder(Path(".data")))  # for their names: nothing is read
+    known = tasks(Folder(Path(".")))  # for their names: nothing is read
     head = ["task", "seeds", "verdict", "right", *ORDERS[1:]]
     rows, right = [head, ["---"] * len(head)], 0
     for name in names:

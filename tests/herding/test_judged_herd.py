@@ -91,15 +91,37 @@ def test_vectors_that_are_new_in_every_epoch_end_it_after_two_refreshes() -> Non
     assert len(set(orders)) == 3
 
 
+LENGTHS = np.random.default_rng(9).lognormal(0, 0.5, (N, 1)).astype(np.float32)
+STRATA = np.arange(N) % 4
+
+
+def is_stratified(order: np.ndarray) -> bool:
+    return all(
+        np.bincount(batch, minlength=4).tolist() == [BATCH // 4] * 4 for batch in STRATA[order].reshape(-1, BATCH)
+    )
+
+
 def test_with_strata_orders_are_stratified_then() -> None:
-    strata = np.arange(N) % 4
-    rule = herd(strata=strata)
-    walk(rule, drawn, 3)
+    rule = herd(strata=STRATA)
+    walk(rule, lambda epoch: drawn(epoch) * LENGTHS, 3)
     assert rule.useless
     for _ in range(2):
-        for batch in strata[rule.order].reshape(-1, BATCH):
-            assert np.bincount(batch).tolist() == [BATCH // 4] * 4
+        assert is_stratified(rule.order)
         rule.next_order()
+
+
+def test_with_strata_a_start_at_which_all_are_equally_long_is_random() -> None:
+    """The plateau of a classifier that does not tell examples apart yet; without strata there is no such thing."""
+    rule, plain = herd(strata=STRATA), herd()
+    for each in (rule, plain):
+        walk(each, lambda epoch: drawn(0), 2)
+        assert each.judgement.at_start
+    check_random(rule)
+    assert not is_stratified(rule.order)
+    assert plain.judgement.ordered
+    walk(rule, lambda epoch: drawn(0) * LENGTHS, 2)
+    assert not rule.judgement.at_start
+    assert rule.judgement.ordered
 
 
 def vanishing(epoch: int) -> np.ndarray:

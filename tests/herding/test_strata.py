@@ -16,7 +16,6 @@ from heeler.herding.strata import (
     STRATA_SHARE,
     append_strata_columns,
     codes_of,
-    first_order,
     spread_visits,
     strata_of,
     stratified_order,
@@ -232,28 +231,3 @@ def test_strata_beside_vectors_stay_finite_where_halves_end() -> None:
     vectors = np.full((4, 3), 60_000, np.float16)
     assert np.isfinite(append_strata_columns(vectors, np.array([0, 1, 0, 1]), 1e6)).all()
     assert append_strata_columns(vectors, np.array([0, 1, 0, 1]), 1e-9)[0, 3] > 0
-
-
-# The first epoch
-
-COUNTS = st.integers(1, 4)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(0, 2**32), st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(1, 7), st.integers(1, 3)
-)
-def test_the_first_order_is_the_plain_twins(seed: int, sizes: list[int], batch_size: int, portions: int) -> None:
-    """Of each worker in turn: a shuffle, of which the second half of the batches is dealt out by strata."""
-    batch_size *= portions
-    shards = np.append(0, np.cumsum(sizes))
-    strata = np.random.default_rng(seed).integers(0, 3, shards[-1])
-    rng = np.random.default_rng(seed + 1)
-    expected: list[int] = []
-    for a, size in zip(shards.tolist(), sizes, strict=False):
-        own = (a + rng.permutation(size)).tolist()
-        half = size // batch_size // 2 * batch_size
-        dealt = reference.stratified(strata[own[half:]], batch_size, rng, portions)
-        expected += own[:half] + [own[half:][place] for place in dealt]
-    found = first_order(shards, batch_size, strata, portions, np.random.default_rng(seed + 1))
-    assert found.tolist() == expected

@@ -6,6 +6,10 @@ and balance takes it away. The sign to go by is how even the lengths of the grad
 examples are fitted, most gradients vanish and a few are left. A network that fits its data loses 0.3 to 5 of evenness
 per epoch in its first half, a language model or a noisy problem nothing, a ResNet on CIFAR-10 up to 0.15.
 
+*Where a classifier is still at its symmetric start, class noise helps it away.* There all gradients are about equally
+long. A stratified or balanced batch has no class noise, and some networks then stay for good (`benchmarks.plateaus`).
+With strata such epochs are random.
+
 *Where an order balances nothing, it cannot help.* Realized balance says so (`realized.realized_balance`): two refreshes
 at what random orders have, and sketches are not worth their cost any more.
 
@@ -26,6 +30,8 @@ FITTED = 0.25
 """A loss of evenness per epoch from which examples count as being fitted."""
 FITTED_WITHIN = 0.2
 """The same for the first epoch, which has no earlier one to be compared with: from its third quarter to its last."""
+START = -0.1
+"""Evenness of a classifier from which it has not begun to tell examples apart: all gradients are about equally long."""
 NOTHING = 0.9
 """Realized balance, of steps and of prefixes, from which an order has balanced nothing."""
 SOMETHING = 0.8
@@ -91,6 +97,11 @@ class Judgement:
     def fits(self) -> bool:
         """Examples are being fitted one after another."""
         return self.loss_of_evenness > (FITTED_WITHIN if len(self.looks) == 1 else FITTED)
+
+    @property
+    def at_start(self) -> bool:
+        """A classifier may be on the plateau where it began, which it needs class noise to leave."""
+        return bool(self.looks) and self.looks[-1].evenness > START
 
     @property
     def useless(self) -> bool:

@@ -125,23 +125,6 @@ def stratified_shards(
     return order
 
 
-def first_order(
-    shards: IntArray, batch_size: int, strata: IntArray, portions: int, rng: np.random.Generator
-) -> IntArray:
-    """(N,) each worker's examples: the first half of its batches at random, the others stratified.
-
-    A stratified batch has no class noise, and a network that begins at a symmetric point needs noise to leave it: LeNet
-    stayed there for good in a quarter of runs that were stratified from the first step (`benchmarks.plateaus`).
-    """
-    order = np.empty(shards[-1], np.int64)
-    for a, b in pairwise(shards.tolist()):
-        own = a + rng.permutation(b - a)
-        half = (b - a) // batch_size // 2 * batch_size
-        own[half:] = own[half:][stratified_order(strata[own[half:]], batch_size, rng, portions)]
-        order[a:b] = own
-    return order
-
-
 def stratified_order(strata: IntArray, batch_size: int, rng: np.random.Generator, portions: int = 1) -> IntArray:
     """(N,) a random order in which every batch holds its share of each stratum.
 

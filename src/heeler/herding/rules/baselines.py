@@ -8,7 +8,7 @@ import numpy as np
 
 from heeler.herding import validate as check
 from heeler.herding.rules.base_rule import BaseRule
-from heeler.herding.strata import first_order, stratified_shards
+from heeler.herding.strata import stratified_shards
 from heeler.herding.validate import IntArray
 
 
@@ -36,15 +36,13 @@ class Stratified(StaticRule):
     """A stratified shuffle: a new random order every epoch in which every batch holds its share of each stratum.
 
     What to compare any other rule with where there are classes: it costs nothing. Each worker deals out its own
-    examples. The first half of the first epoch is random: see `strata.first_order`.
+    examples. The first epoch is random: a batch with its share of each class has no class noise, and a network that
+    begins at a symmetric point needs noise to leave it (`benchmarks.plateaus`).
     """
 
     uses_strata = True
     needs_strata = True
     strata: IntArray
-
-    def _first_order(self) -> IntArray:
-        return first_order(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
 
     def _close(self) -> IntArray:
         return stratified_shards(self.offsets, self.batch_size, self.strata, self.portions, self._rng)

@@ -15,7 +15,7 @@ from heeler.herding.persistence import weighed
 from heeler.herding.realized import evenness, realized_balance, row_squares
 from heeler.herding.rules.base_rule import BaseRule
 from heeler.herding.solver import Solution
-from heeler.herding.strata import first_order, stratified_shards
+from heeler.herding.strata import stratified_shards
 from heeler.herding.table import SketchTable
 from heeler.herding.validate import IntArray
 
@@ -47,9 +47,9 @@ class Herd(TabledRule):
 
     Every step's examples balance each other, and so does every prefix of the epoch, as far as the vectors predict the
     next ones (`persistence`); and only where that helps (`judgement`). Other epochs, the first among them, are random.
-    With strata every step of a solve holds about its share of each, and other epochs are stratified, but for those in
-    which examples are being fitted. The kernels let go of the GIL, so a solve can run in a thread. An example without a
-    vector counts as the mean.
+    With strata every step of a solve holds about its share of each, and other epochs are stratified, but for the first
+    and those in which class noise helps. The kernels let go of the GIL, so a solve can run in a thread. An example
+    without a vector counts as the mean.
 
     A solve starts from a new random order, not from the last one. The result is as good, and an order that is like the
     one before is not: networks that memorize fit the examples worse when they come in the same order again
@@ -71,14 +71,9 @@ class Herd(TabledRule):
         self._seed = common.get("seed", 0)
         self.judgement = Judgement()
 
-    def _first_order(self) -> IntArray:
-        if self.strata is None:
-            return self._shuffled()
-        return first_order(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
-
     def _unsolved_order(self) -> IntArray:
-        """Stratified, unless examples are being fitted: there class noise helps too (docs/will-it-help.md)."""
-        if self.strata is None or self.judgement.fits:
+        """Stratified, where there are strata and class noise does not help (docs/will-it-help.md)."""
+        if self.strata is None or self.judgement.fits or self.judgement.at_start:
             return self._shuffled()
         return stratified_shards(self.offsets, self.batch_size, self.strata, self.portions, self._rng)
 
@@ -106,7 +101,7 @@ class Herd(TabledRule):
         squares, judgement = row_squares(self.table.rows), self.judgement
         if self.judges and self.table.persistence.is_refreshed and self.examples >= ENOUGH:
             judgement = judgement.after(self._look(squares))
-        if not judgement.balances:
+        if not judgement.balances or (self.strata is not None and judgement.at_start):
             return Turn(judgement, None)
         # Not the rule's own generator: a solve in a thread must leave no trace, and may be run again.
         rows, shorter = self.table.persistence.predictions(self.table.rows, squares / self.table.scale**2)
