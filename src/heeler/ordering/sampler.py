@@ -49,8 +49,8 @@ class Sampler(DistributedSampler[Any]):
             of no more than `dim` covered parameters always gives its exact gradient.
         strata: (N,) integers or strings, one per example of `dataset`: its class, source or length bucket. Every batch
             of the order "stratified", which needs them, then holds its share of each; with "herd" about its share. The
-            first half of the first epoch is random: some networks need that noise to start. They are no part of the
-            saved state: give them again after a restart.
+            first epoch is random: some networks need that noise to start. They are no part of the saved state: give
+            them again after a restart.
         subset: train on these examples only: what `heeler.select` returns, its `as_dict()`, or the (k,) indices of the
             chosen examples in `dataset`. Orders are of the subset, indices are the dataset's. `weights` has the weights
             for the loss. Give the same again after a restart. With `shards="local"` it is of this worker's dataset.
