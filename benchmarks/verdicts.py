@@ -34,7 +34,7 @@ from heeler.herding.rules.herd import Herd
 from heeler.herding.rules.spec import RuleSpec
 from heeler.notices import HeelerWarning
 
-ORDERS = ("random", "stratified", "heeler", "heeler, strata", "always", "always, strata")
+ORDERS = ("random", "stratified", "heeler", "heeler, strata", "always")
 SURE = 2.0
 """Standard errors that make a difference significant."""
 
@@ -129,7 +129,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 def _cell(found: tuple[float, float, int]) -> str:
     mean, error, count = found
-    return f"{math.exp(mean):.4f} ± {error:.4f}" if count else "–"
+    return f"{math.exp(mean):.4f} ± {error:.4f}" if count else "–"  # of the log, which is the relative error
 
 
 def tune(folder: Path, only: str) -> None:
