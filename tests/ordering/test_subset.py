@@ -176,10 +176,11 @@ def test_strata_are_the_datasets_and_counted_in_the_subset() -> None:
     _, model, sampler, _, loader = set_up(order="stratified")
     numbers = np.sort(CHOSEN)
     np.testing.assert_array_equal(sampler.strata, LABELS[numbers])
-    for _ in range(2):
+    for epoch in range(3):
         for batch in loader:
             backward(model, batch)
-        check_shares(np.searchsorted(numbers, sampler.indices), LABELS[numbers], BATCH)
+        if epoch:  # the first one is random
+            check_shares(np.searchsorted(numbers, sampler.indices), LABELS[numbers], BATCH)
     few = np.flatnonzero(LABELS != 1)  # codes have no gap where a stratum is missing
     assert set(heeler.Sampler(N, batch_size=BATCH, strata=LABELS, subset=few).strata) == {0, 1}
     with pytest.raises(ValueError, match="30 entries for 67"):
