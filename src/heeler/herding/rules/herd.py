@@ -98,8 +98,12 @@ class Herd(TabledRule):
         """Judge, and order all examples if that helps. Changes nothing."""
         if not self.table.seen.any():
             return Turn(self.judgement, None)
-        squares, judgement = row_squares(self.table.rows), self.judgement
-        if self.judges and self.table.persistence.is_refreshed and self.examples >= ENOUGH:
+        judgement = self.judgement
+        looks = self.judges and self.table.persistence.is_refreshed and self.examples >= ENOUGH
+        if not looks and not judgement.balances:  # an epoch that is left to chance reads no rows
+            return Turn(judgement, None)
+        squares = row_squares(self.table.rows)
+        if looks:
             judgement = judgement.after(self._look(squares))
         if not judgement.balances or (self.strata is not None and judgement.at_start):
             return Turn(judgement, None)
