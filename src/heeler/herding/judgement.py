@@ -3,11 +3,11 @@
 *Where examples are being fitted one after another, balance costs.* Over an epoch, random steps of rate η also lower
 η/4 · Σ‖batch gradient‖² (Smith et al., 2021). Where every example can be fitted, that points the same way as the loss,
 and balance takes it away. The sign to go by is how even the lengths of the gradients are (`realized.evenness`): where
-examples are fitted, most gradients vanish and a few are left. A network that fits its data loses 0.3 to 5 of evenness
-per epoch in its first half, a language model or a noisy problem nothing, a ResNet on CIFAR-10 up to 0.15.
+examples are fitted, most gradients vanish and a few are left, and evenness falls. Language models and noisy problems
+keep it.
 
 *Where a classifier is still at its symmetric start, class noise helps it away.* There all gradients are about equally
-long. A stratified or balanced batch has no class noise, and some networks then stay for good (`benchmarks.plateaus`).
+long. A stratified or balanced batch has no class noise, and some networks then stay for long (`benchmarks.plateaus`).
 With strata such epochs are random.
 
 *Where an order balances nothing, it cannot help.* Realized balance says so (`realized.realized_balance`): two refreshes
