@@ -263,6 +263,19 @@ def test_compile_anew(compiler: Any) -> None:
     assert calls == [1, 1]
 
 
+def test_guard_hooks(compiler: Any) -> None:
+    """A hook runs that was not there when the module was compiled."""
+    assert torch_private.guard_hooks()
+    calls: list[int] = []
+    layer = nn.Linear(2, 2)
+    run = torch.compile(lambda x: nn.Sequential.forward(chain, x), backend="eager")
+    chain = nn.Sequential(layer)
+    run(torch.ones(1, 2))
+    layer.register_forward_hook(lambda module, args, out: calls.append(1))
+    run(torch.ones(1, 2))
+    assert calls == [1]
+
+
 def test_forget_sizes(compiler: Any) -> None:
     """The second function is compiled for the size that it meets, not for any size."""
     graphs: list[Any] = []

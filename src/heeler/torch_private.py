@@ -302,15 +302,26 @@ def compile_anew(model: nn.Module) -> bool:
     and its hooks would never be called. Only what is forgotten here is compiled once more. From then on the compiler
     also guards whether a module has hooks. False if there is such code and it cannot be forgotten.
     """
-    config: Any = getattr(torch._dynamo, "config", None)
-    if hasattr(config, "skip_nnmodule_hook_guards"):
-        config.skip_nnmodule_hook_guards = False
+    guard_hooks()
     entries: Any = getattr(_frames, "_debug_get_cache_entry_list", lambda code: [])
     stale = [code for code in _entry_codes(model) if entries(code)]
     if stale and not hasattr(_frames, "reset_code"):
         return False
     for code in stale:
         _frames.reset_code(code)
+    return True
+
+
+def guard_hooks() -> bool:
+    """Have the compiler guard whether a module has hooks, in what it compiles from now on; False if it cannot.
+
+    Without it code that was compiled while a layer had none would run in their place, silently. Nor is the compiler
+    imported for it, which takes a second: optimizers of PyTorch have done that.
+    """
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if not hasattr(config, "skip_nnmodule_hook_guards"):
+        return False
+    config.skip_nnmodule_hook_guards = False
     return True
 
 

@@ -7,6 +7,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # as every optimizer of PyTorch does: hooks stay where it is not known what is compiled
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import heeler
@@ -147,3 +150,91 @@ def test_sketches_that_are_taken_all_the_same_are_left_out_and_said(caplog):
     run.epochs(1)
     check_filed(run.handle, run.dataset, run.model)
     assert run.handle.ignored_passes == 3
+
+
+def hooks_of(model: nn.Module) -> tuple[int, int]:
+    """Forward hooks, and forward pre-hooks, of all modules."""
+    modules = list(model.modules())
+    return sum(len(m._forward_hooks) for m in modules), sum(len(m._forward_pre_hooks) for m in modules)
+
+
+def test_layers_have_hooks_in_sketched_epochs_alone():
+    run = Run()
+    found = []
+    for _ in range(5):
+        for batch in run.loader:
+            backward(run.model, batch)
+        found.append((run.handle.sketcher.sketching, *hooks_of(run.model)))
+    assert found == [(True, 2, 1), (True, 2, 1), (False, 0, 1), (True, 2, 1), (False, 0, 1)]
+    assert run.handle.ignored_passes == 0
+    run.handle.detach()
+    assert hooks_of(run.model) == (0, 0)
+
+
+def test_sketches_are_right_after_an_epoch_without_hooks():
+    run = Run()
+    run.epochs(3)
+    assert hooks_of(run.model) == (0, 1)
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter += 1.0
+    run.epochs(1)
+    check_filed(run.handle, run.dataset, run.model)
+
+
+def test_hooks_stay_until_a_forward_was_seen_to_run_eagerly():
+    """What a resumed run compiles before its first sketched epoch must find them."""
+    first, second = Run(), Run()
+    first.epochs(2)
+    second.handle.load_state_dict(first.handle.state_dict())
+    second.epochs(1)
+    assert not second.handle.sketcher.sketching
+    assert hooks_of(second.model) == (2, 1)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_a_checkpoint_finds_the_hooks_of_its_first_run():
+    """Also in a loop that looks ahead, over the end of a sketched epoch, between forward and backward."""
+    dataset, inner = problem(EXAMPLES)
+    model = Checkpointed(inner)
+    sketcher = heeler.attach(model, heeler.Sampler(dataset, batch_size=BATCH)).sketcher
+    inputs, targets = dataset[:BATCH]
+    loss = nn.functional.mse_loss(model(inputs), targets)
+    sketcher.sketching = False
+    assert hooks_of(model)[0] == 2
+    loss.backward()  # or it finds that another number of tensors was saved
+
+
+@pytest.mark.parametrize("part", ["step", "layer"])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_what_is_compiled_in_an_epoch_without_hooks_is_sketched_in_the_next(part):
+    run = Run()
+    run.epochs(2)
+    model = run.model
+
+    def loss_of(inputs, targets):
+        return nn.functional.mse_loss(model(inputs), targets)
+
+    compiled = torch.compile(loss_of, backend="eager") if part == "step" else loss_of
+    try:
+        for number in range(2):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter += 0.5
+            for inputs, targets in run.loader:
+                if part == "layer" and not number:
+                    assert hooks_of(model) == (0, 1)
+                    model[0].compile(backend="eager")
+                compiled(inputs, targets).backward()
+        assert run.handle.sketcher.sketching
+        check_filed(run.handle, run.dataset, model)
+    finally:
+        torch._dynamo.reset()

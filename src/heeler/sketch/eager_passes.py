@@ -68,6 +68,8 @@ class EagerPasses:
         if slot is None or not (slot.ignored or (recorder.running and self.thread == get_ident())):
             return
         recorder.leave()
+        if slot.replayed:
+            recorder.note_replay()
         if not slot.ignored and output is not None:
             recorder.rows.end(recording, slot.owner, tensors_in(output))
         if slot.replayed or slot.ignored:

@@ -64,6 +64,8 @@ class Recorder:
         """A forward of the model is under way, and sketched."""
         self.lost = False
         """The newest forward's batch could not be told, so it has no pass."""
+        self.replays = False
+        """A checkpoint runs parts of forwards again."""
         self._scaler, self._is_compiled = scaler, is_compiled
         self._trains_in_eval = False
         """Backwards were seen of forwards in evaluation mode."""
@@ -91,11 +93,23 @@ class Recorder:
         if batch is None:
             compiled.call(self.key, "warn_of_lost_batch")
 
+    @property
+    def runs_eagerly(self) -> bool:
+        """Forwards were sketched, and neither compiled code nor a checkpoint was met in them.
+
+        Compiled code has an unsketched variant of its own, and a checkpoint must find the hooks of its first run.
+        """
+        return self._count > 0 and not self._is_compiled and not self.replays
+
     def disturb(self) -> None:
         """Another thread begins a forward of the same model in the middle of one."""
         self.checks.taint()
         if self.current is not None:
             self.current.owner.spoil(TWO_THREADS)
+
+    def note_replay(self) -> None:
+        """A checkpoint will run parts of the forward again that has just ended."""
+        self.replays = True
 
     def announce(self, slot: Slot) -> None:
         """A backward reaches a forward of which a checkpoint may run parts again, or a backward of its own."""

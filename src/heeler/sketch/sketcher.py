@@ -18,7 +18,7 @@ from heeler.sketch.passes import Nobody, SketchListener
 from heeler.sketch.recorder import Recorder
 from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf, watch
 from heeler.sketch.survey import assign_columns, clean_name, draw, survey
-from heeler.torch_private import compile_anew, is_compiled, unwrapped, version, wants_backward
+from heeler.torch_private import compile_anew, guard_hooks, is_compiled, unwrapped, version, wants_backward
 
 Dim = int | Callable[[int], int]
 BatchDim = int | SizeOf
@@ -105,15 +105,27 @@ class Sketcher:
         size_of = batch_dim if callable(batch_dim) else None
         begin = BeginHook(self._recorder, size_of)
         self._handles = [root.register_forward_pre_hook(begin, with_kwargs=True, prepend=True)]
-        # After the layers' hooks: where the model is a single layer, both are hooks of one module.
-        self._handles.append(root.register_forward_hook(EndHook(self._recorder), always_call=True))
-        for layer in self._layers:  # before other hooks, which may change what the layer itself returned
-            hook = LayerHook(self._recorder, layer)
-            self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+        self._layer_handles: list[Any] = []
+        self._hook_layers()
         if root is not model:
             self._handles += watch(model, self._recorder, begin.batch_of)
         self._backwards = BackwardCount()
         self._backwards.watch(self._covered())
+
+    def _hook_layers(self) -> None:
+        """Have the hooks that sketched forwards need; all others are counted as they begin."""
+        if self._layer_handles:
+            return
+        # After the layers' hooks: where the model is a single layer, both are hooks of one module.
+        self._layer_handles.append(self._root.register_forward_hook(EndHook(self._recorder), always_call=True))
+        for layer in self._layers:  # before other hooks, which may change what the layer itself returned
+            hook = LayerHook(self._recorder, layer)
+            self._layer_handles.append(layer.module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+
+    def _unhook_layers(self) -> None:
+        handles, self._layer_handles = self._layer_handles, []
+        for handle in handles:
+            handle.remove()
 
     def _covered(self) -> list[nn.Parameter]:
         return [p for layer in self._layers for p in layer.now().values()]
@@ -146,6 +158,7 @@ class Sketcher:
     def sketching(self) -> bool:
         """False: forwards are counted (`SketchListener.forward_counted`) and nothing is sketched.
 
+        Then the layers of an eager model have no hooks, once it has been seen to run eagerly in sketched forwards.
         Compiled code has a variant for either, each compiled when it is first needed: the unsketched one is what the
         compiler makes of the model alone.
         """
@@ -154,6 +167,10 @@ class Sketcher:
     @sketching.setter
     def sketching(self, value: bool) -> None:
         self._recorder.sketch(value)
+        if value and self._handles:  # not detached
+            self._hook_layers()
+        elif not value and self._recorder.runs_eagerly and guard_hooks():
+            self._unhook_layers()
         self._backwards.watch(self._covered(), value)  # fully_shard may have replaced the parameters
 
     def pop_passes(self) -> list[tuple[Any, Tensor]]:
@@ -276,6 +293,7 @@ class Sketcher:
     def detach(self) -> None:
         """Remove every hook; the model is as it was. Nothing of it, of a loss or of the listener's is held any more."""
         self._backwards.remove()
+        self._unhook_layers()
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
