@@ -13,6 +13,12 @@ from heeler.herding.own_check import CHANCE, ENOUGH, OwnCheck, Share, wins_of
 N, K = 1200, 8
 
 
+@pytest.fixture
+def all_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row that is replaced, not a sample."""
+    monkeypatch.setattr(own_check, "PER_EPOCH", N)
+
+
 def sketched(rng: np.random.Generator, noise: float = 1.0) -> Any:
     """Of every example: a part that stays, and a new part in every epoch."""
     lasting = rng.standard_normal((N, K))
@@ -69,6 +75,7 @@ def test_sketches_that_know_their_stratum_alone_are_kept() -> None:
     assert abs(table.own.share.value - 0.5) < 0.05
 
 
+@pytest.mark.usefixtures("all_compared")
 def test_single_examples_are_compared_with_those_before_them() -> None:
     rng = np.random.default_rng(0)
     table, rows = SketchTable(N, K, np.arange(N) % 7), sketched(rng)
@@ -78,6 +85,7 @@ def test_single_examples_are_compared_with_those_before_them() -> None:
     assert table.own.share.value > 0.8
 
 
+@pytest.mark.usefixtures("all_compared")
 @pytest.mark.parametrize("strata", [None, np.arange(N) % 7, np.arange(N) % 1100])
 def test_another_is_another_example_of_the_same_stratum_and_as_old(
     strata: np.ndarray | None, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +127,7 @@ def test_a_large_table_compares_a_sample() -> None:
     assert abs(count - own_check.PER_EPOCH) < 64
     places = np.bincount(np.concatenate(picked), minlength=64)
     assert places.min() > 0.5 * places.mean()  # of a batch, all alike
-    assert OwnCheck(N, K).sample(5).tolist() == [0, 1, 2, 3, 4]
+    assert OwnCheck(own_check.PER_EPOCH, K).sample(5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_share_is_sure_or_not() -> None:
@@ -164,6 +172,7 @@ def test_the_first_refresh_alone_decides_nothing(
     assert table.own.at_chance == gives_up
 
 
+@pytest.mark.usefixtures("all_compared")
 def test_a_state_goes_on_exactly() -> None:
     rng = np.random.default_rng(0)
     strata = np.arange(N) % 3

@@ -249,10 +249,10 @@ def test_a_batch_that_is_evaluated_on_is_not_read() -> None:
     with torch.no_grad():
         handed = batch(torch.randn(8, 5))
     assert handed.tensors == []
-    assert handed.held[0].places is None
+    assert handed.held[0].is_read is False
 
 
 def test_places_are_few() -> None:
     handed = batch(torch.randn(8, 3, 64, 64))
-    assert handed.held[0].places is not None
+    assert handed.held[0].is_read
     assert handed.held[0].places.shape == (8, PLACES)

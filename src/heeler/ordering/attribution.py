@@ -24,7 +24,7 @@ from heeler.ordering.evidence import Evidence, View
 from heeler.ordering.fingerprint import PRINT, fingerprint
 from heeler.ordering.host_copy import CHUNK, HostCopy
 from heeler.ordering.matching import AMBIGUOUS, HandedOut, Look, Match, is_plain, same_memory, same_rows
-from heeler.ordering.pass_values import Known, Spoiled, Stamp, Waiting
+from heeler.ordering.pass_values import Known, Spoiled, Stamp, Waiting, distinct
 from heeler.ordering.progress import Progress
 from heeler.ordering.step_sums import Rows, StepSums
 
@@ -245,7 +245,7 @@ class Attribution:
             known = indices != AMBIGUOUS
             yield Spoiled(stamp.progress, window, found.rivals)
             why = "several examples have the same rows, so that the rows alone do not tell which of them they are about"
-            several = len(np.unique(indices[known])) != known.sum()  # rows per example: it is not known how many
+            several = distinct(indices[known]) != known.sum()  # rows per example: it is not known how many
             if not known.any() or several:
                 self._ignore(why)
                 yield Spoiled(stamp.progress, window, frozenset(indices[known].tolist()))
@@ -255,7 +255,7 @@ class Attribution:
         if stamp.is_mean:
             # They come multiplied by the number of rows. Where an example has several, that is not the number of
             # examples, by which the example's part of the loss is to be multiplied.
-            examples = len(np.unique(indices))
+            examples = distinct(indices)
             if examples != len(indices):
                 rows = rows * np.float32(examples / len(indices))
         self._last = Known(stamp.progress, window, indices, rows[:0])
@@ -435,9 +435,9 @@ def _is_far(sketches: Tensor) -> bool:
 
 def _distinct(indices: IntArray, vectors: NDArray[np.float32]) -> Rows:
     """An example that a pass holds twice has one gradient: their sum."""
-    found, where = np.unique(indices, return_inverse=True)
-    if len(found) == len(indices):
+    if distinct(indices) == len(indices):
         return indices, vectors
+    found, where = np.unique(indices, return_inverse=True)
     total = np.zeros((len(found), vectors.shape[1]), np.float32)
     np.add.at(total, where, vectors)
     return found, total

@@ -54,7 +54,7 @@ class Evidence:
         self._rows += len(counted)
         for place in _comparable(look, batches):
             held = [(b.indices, b.held[place]) for b in batches if len(b.held) > place and b.indices is not None]
-            held = [(indices, each) for indices, each in held if each.places is not None]
+            held = [(indices, each) for indices, each in held if each.is_read]
             own = counted[:, None] == np.concatenate([indices for indices, _ in held])[None]
             if not own.any(1).all() or own.all(1).any():
                 continue  # nothing to compare with
@@ -99,7 +99,7 @@ def _comparable(look: Look, batches: list[HandedOut]) -> list[int]:
     fit = [
         (each.size == look.size, place)
         for place, each in enumerate(held)
-        if each.places is not None and each.can_be(look.dtype) and (each.size > 1 or look.size == 1)
+        if each.is_read and each.can_be(look.dtype) and (each.size > 1 or look.size == 1)
     ]
     same = any(exact for exact, _ in fit)
     return [place for exact, place in fit if exact or not same]
@@ -114,7 +114,6 @@ def _views(look: Look) -> list[tuple[int, int]]:
 
 def _numbers(held: HeldTensor) -> Floats:
     """(n, PLACES + BANDS)"""
-    assert held.places is not None
     bands = held.bands
     if bands is None:
         bands = np.zeros((len(held.places), BANDS), np.float32)

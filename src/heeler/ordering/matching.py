@@ -62,11 +62,10 @@ class HeldTensor:
         self._ref = weakref.ref(tensor)
         self._version = version([tensor])
         self.size, self.dtype = tensor.shape[1:].numel(), tensor.dtype
-        reads = keeps and on_host and tensor.numel() > 0 and is_plain(tensor)
-        flat = tensor.detach().reshape(len(tensor), -1) if reads else None
-        self._copy = flat.clone() if flat is not None and flat.numel() <= SMALL else None
-        self.places: Floats | None = None if flat is None else places_of(flat).numpy()
-        """(n, PLACES)"""
+        self.is_read = keeps and on_host and tensor.numel() > 0 and is_plain(tensor)
+        """Whether its rows can be compared with others."""
+        self._copy = tensor.detach().clone() if self.is_read and tensor.numel() <= SMALL else None
+        self._places = places_of(_flat(tensor)).numpy() if self.is_read and self._copy is None else None
         self._keys: dict[tuple[torch.dtype, int, int | None], IntArray] = {}
         self._bands: Floats | None = None
 
@@ -76,20 +75,30 @@ class HeldTensor:
         return self._ref() if self.kept is None else self.kept
 
     @property
+    def places(self) -> Floats:
+        """(n, PLACES), of one that is read."""
+        if self._places is None:
+            assert self._copy is not None
+            self._places = places_of(_flat(self._copy)).numpy()
+        return self._places
+
+    @property
     def unchanged(self) -> bool:
         """Whether nobody has written to it. NumPy and `.data` leave no trace but in the numbers."""
         tensor = self.tensor
         if tensor is None or version([tensor]) != self._version:
             return False
-        return self.places is None or np.array_equal(places_of(tensor.detach().reshape(len(tensor), -1)), self.places)
+        if self._copy is not None:
+            return torch.equal(tensor, self._copy)
+        return not self.is_read or np.array_equal(places_of(_flat(tensor)), self.places)
 
     @property
     def rows(self) -> Tensor | None:
         """(n, size) as they were handed out; None where that is lost."""
         if self._copy is not None:
-            return self._copy
+            return _flat(self._copy)
         tensor = self.tensor
-        return None if tensor is None or self.places is None or not self.unchanged else tensor.reshape(len(tensor), -1)
+        return None if tensor is None or not self.is_read or not self.unchanged else _flat(tensor)
 
     @property
     def bands(self) -> Floats | None:
@@ -135,6 +144,10 @@ class HandedOut:
     def lengths(data: Any) -> list[int]:
         """Of all tensors in a batch."""
         return [len(t) for t in _tensors(data) if t.ndim]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(len(tensor), -1)
 
 
 def is_plain(x: Tensor) -> bool:
@@ -214,7 +227,7 @@ def _candidates(look: Look, batches: list[HandedOut]) -> Iterator[tuple[IntArray
     for batch in batches:
         assert batch.indices is not None
         for held in batch.held:
-            if held.places is not None and held.size >= look.size and held.can_be(look.dtype):
+            if held.is_read and held.size >= look.size and held.can_be(look.dtype):
                 yield batch.indices, held
 
 
@@ -258,7 +271,6 @@ def _found_by_places(look: Look, batches: list[HandedOut]) -> Match | None:
     owners: dict[bytes, set[int]] = {}
     for indices, held in _candidates(look, batches):
         if held.size == look.size and held.dtype == look.dtype and held.size > PLACES and held.rows is None:
-            assert held.places is not None
             for row, index in zip(held.places, indices.tolist(), strict=True):
                 owners.setdefault(row.tobytes(), set()).add(index)
     found = _looked_up([row.tobytes() for row in np.ascontiguousarray(look.prints[:, :PLACES])], owners)

@@ -363,9 +363,11 @@ class Progress:
         """These examples are trained on: if they are of a recent batch, the loop has come to its end."""
         self.observed = True
         for batch in self.recent:
-            if batch.indices is not None and examples.size and np.isin(examples[-1], batch.indices):
-                end = batch.start + int(np.flatnonzero(batch.indices == examples[-1])[0]) + 1
-                self.trained = max(self.trained, min(end, self.length))
+            if batch.start + batch.size <= self.trained or batch.indices is None or not examples.size:
+                continue
+            places = np.flatnonzero(batch.indices == examples[-1])
+            if places.size:
+                self.trained = max(self.trained, min(batch.start + int(places[0]) + 1, self.length))
 
     def skip(self, rows: int | None = None) -> None:
         """Count `rows` examples (by default all that are outstanding) as done without a pass over them."""
