@@ -17,14 +17,16 @@ import argparse
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.thorough import last_distance
 from experiments.folder import Folder
 from experiments.plans import comparison
+from experiments.run import Run
+from experiments.training import train
 from heeler.ordering import planner
 
 SHARES = (0.0, 0.03, 0.1, 0.2, 0.3)
@@ -38,6 +40,12 @@ LINES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("char-gpt", "herd", 8, {"epochs": 12, "measure_every": 12, "schedule": "cosine", "lr": 0.006}),
 ]
 """Task, order, seeds and settings."""
+
+
+def last_distance(run: Run, folder: Folder, seed: int) -> float:
+    """From the optimum, or a network's loss."""
+    *_, end, _ = train(replace(run, seed=seed), folder)
+    return float(end["suboptimality"] if "suboptimality" in end else end["train_loss"])
 
 
 def measure(task: str, rule: str, seeds: int, changes: dict[str, Any], share: float, folder: Folder) -> dict[str, Any]:

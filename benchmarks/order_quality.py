@@ -5,7 +5,7 @@ python -m benchmarks.order_quality --data DIR [--tasks digits,digits-mlp,glue-rt
 A table is taken from a few epochs of training. "prefixes" is the root mean square of ‖prefix‖ at step boundaries,
 "steps" Σ ‖sum_t‖², "end" Σ_τ ‖e_τ‖² / τ (docs/how-it-works.md), "classes" how far a step's counts of the classes are
 from their shares, Σ_s |count − share|; all ÷ the random order's. "strata" is `herd` with the classes as strata,
-"stratified" the order without gradients, "wider" `herd` with exchanges between steps up to four apart.
+"stratified" the order without gradients.
 "seconds" are a second solve's, the first having compiled.
 """
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from experiments import training
 from experiments.folder import Folder
 from experiments.tasks import get_task, settings
-from heeler.herding import solve, solve_batches, steps
+from heeler.herding import solve, solve_batches
 from heeler.herding.solver import MOST_SWEEPS
 from heeler.herding.strata import codes_of, stratified_order
 
@@ -95,9 +95,6 @@ def solved(
         found = {"sweeps": solve(rows, start, sweeps=MOST_SWEEPS, batch_size=step)}
         found["herd"] = solve_batches(rows, batch_size=step)
         found["strata"] = solve_batches(rows, batch_size=step, strata=classes)
-        reach, steps.reach = steps.reach, lambda step, dim: steps.FURTHER
-        found["wider"] = solve_batches(rows, batch_size=step)
-        steps.reach = reach
     dealt = stratified_order(classes, step, np.random.default_rng(0))
     return {name: (one.order, one.seconds) for name, one in found.items()} | {"stratified": (dealt, 0.0)}
 

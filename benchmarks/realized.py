@@ -50,7 +50,7 @@ class Watched(Herd):
         squares = row_squares(table.rows)
         shape: dict[str, Any] = {"batch_size": self.batch_size, "shards": self.offsets, "seen": table.seen}
         measured = {
-            kind: np.mean([realized_balance(table.rows, squares, order, **shape) for order in orders], axis=0).tolist()
+            kind: np.mean([realized_balance(table.rows, order, **shape) for order in orders], axis=0).tolist()
             for kind, orders in self.made.items()
         }
         if measured:
@@ -58,12 +58,12 @@ class Watched(Herd):
         begun = time.perf_counter()
         self.judgement = Judgement(ordered=True)  # so that a look is a whole one
         self._look(row_squares(table.rows))
-        table.persistence.predictions(table.rows, squares / table.scale**2)
+        weights, _ = table.persistence.weights(squares / table.scale**2)
         self.seconds.append(time.perf_counter() - begun)
         if self.epoch:  # before, there are no factors
             rows = {
                 "raw": table.rows,
-                "predictions": table.persistence.predictions(table.rows, squares / table.scale**2)[0],
+                "predictions": table.rows if weights is None else (table.rows * weights[:, None]).astype(np.float16),
             }
             options: dict[str, Any] = {"batch_size": self.batch_size, "strata": self.strata, "seen": table.seen}
             self.made = {

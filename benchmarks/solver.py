@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from heeler.herding import Solution, balance_sweep, solve
 from heeler.herding.batches import solve_batches
-from heeler.herding.jit import _COMPILE, _ahead, _narrow, _prefetch
-from heeler.herding.validate import Array, as_bits, frozen
+from heeler.herding.validate import Array
+from heeler.native.loops import Rows, group_sums
 
 DTYPES = ("float16", "float32")
 
@@ -85,22 +84,8 @@ def bench_solver(
 
 
 def gather_sum(table: Array, order: Array) -> Array:
-    """Σ of the rows, read in the given order, compiled as the sweeps are; float32 sums, which is the cheapest."""
-    total = np.zeros(table.shape[1], np.float32)
-    _gather_sum(as_bits(table), frozen(order), total)
-    return total
-
-
-@njit(**_COMPILE)
-def _gather_sum(table: Any, order: Any, total: Any) -> None:
-    """total (K,) is added to."""
-    ahead = _ahead(table)
-    for t in range(order.size):
-        if t + ahead < order.size:
-            _prefetch(table, order[t + ahead])  # type: ignore[call-arg]
-        row = order[t]
-        for k in range(table.shape[1]):
-            total[k] += _narrow(table[row, k])
+    """(K,) Σ of the rows, read in the given order, compiled as the sweeps are; float32 sums, the cheapest."""
+    return group_sums(Rows(table), order, None, np.array([0, order.size]), np.zeros((1, table.shape[1])))[0]
 
 
 def _table(examples: int, dim: int, dtype: str, seed: int) -> tuple[Array, Array]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heeler import herding
 from heeler.herding import OrderingRule, RuleSpec
@@ -40,13 +41,13 @@ class Sweeps(Herd):
         """Each worker's part of this epoch's order, without the examples that have no vector yet."""
         return [own[self.table.seen[own]] for own in (self.order[shard] for shard in self._shards())]
 
-    def _solve(self, rows: Any, rng: np.random.Generator) -> Solution:
+    def _solve(self, weights: NDArray[np.float32] | None, rng: np.random.Generator) -> Solution:
         known = self._known()
         order, sizes = np.concatenate(known), [own.size for own in known]
         for own in self._by_worker(order):
             rng.shuffle(own)
         return solve(
-            rows,
+            self._weighed(weights),
             order,
             sweeps=self.sweeps,
             batch_size=self.batch_size,

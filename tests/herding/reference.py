@@ -122,23 +122,74 @@ def tree_order(vectors: Floats, order: IntArray, mean: Floats, depth: int) -> li
     return tree_order(vectors, plus, mean, depth - 1) + tree_order(vectors, minus, mean, depth - 1)
 
 
-def exchange(vectors: Floats, workers: IntArray, u: list[int], v: list[int]) -> None:
-    """Exchange examples, row numbers in u and v, of two steps: for each x of u in turn the best y of v of its worker.
+def exchange_tree(vectors: Floats, rows: list[int], workers: list[int], offsets: list[int], seed: int) -> list[int]:
+    """Rows after exchanges between the halves of an epoch, of its halves, and so on. vectors: centred.
 
-    Until nothing improves: ‖sum_u‖² + ‖sum_v‖² changes by 2 (‖x − y‖² − ⟨D, x − y⟩), D = sum_u − sum_v. Vectors are
-    centred; u and v are written.
+    rows and workers: of each place, a negative row without a vector; offsets: where each step begins.
     """
-    moved = True
-    while moved:
+    rows, state = list(rows), seed
+
+    def draw(below: int) -> int:  # splitmix64
+        nonlocal state
+        state = z = (state + 0x9E3779B97F4A7C15) % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        return (z ^ z >> 31) % below
+
+    def total(places: range) -> Floats:
+        return sum((vectors[rows[i]] for i in places if rows[i] >= 0), np.zeros(vectors.shape[1]))
+
+    def halve(a: int, b: int) -> None:
+        if b - a < 2:
+            return
+        c = (a + b + draw(2)) // 2
+        left, right = range(offsets[a], offsets[c]), range(offsets[c], offsets[b])
+        windows = -(-min(len(left), len(right)) // 64)
+        first = draw(windows) if windows else 0
+        for i in range(min(windows, 16)):
+            at = (first + i) % windows * 64
+            D = 2 * total(range(offsets[c]))
+            if b - a == 2:  # ‖P‖² + ½ (‖sum_a‖² + ‖sum_c‖²)
+                D = (D + total(left) - total(right)) / 2
+            exchange(vectors, rows, workers, [*left[at : at + 64]], [*right[at : at + 64]], D)
+        halve(a, c)
+        halve(c, b)
+
+    halve(0, len(offsets) - 1)
+    return rows
+
+
+def exchange(vectors: Floats, rows: list[int], workers: list[int], u: list[int], v: list[int], D: Floats) -> None:
+    """Exchange the rows at places u with those at places v: for each x in front in turn the best y behind.
+
+    A change is ‖x − y‖² − ⟨D, x − y⟩, after which D is less by 2 (x − y). Who came to the front takes the places of
+    those who went, a worker's its worker's.
+    """
+    places = u + v
+    front = [i < len(u) for i in range(len(places))]
+    x = [vectors[rows[i]] if rows[i] >= 0 else None for i in places]
+    for _ in range(4):
         moved = False
-        for a, i in enumerate(u):
-            D = vectors[u].sum(axis=0) - vectors[v].sum(axis=0)
-            apart = [vectors[i] - vectors[j] for j in v]
-            changes = [2 * (d @ d - D @ d) if workers[i] == workers[j] else 0.0 for j, d in zip(v, apart, strict=True)]
-            b = int(np.argmin(changes))
-            if changes[b] < 0:
-                u[a], v[b] = v[b], u[a]
-                moved = True
+        for a in range(len(places)):
+            if not front[a] or x[a] is None:
+                continue
+            change = {
+                b: (x[a] - x[b]) @ (x[a] - x[b]) - D @ (x[a] - x[b])
+                for b in range(len(places))
+                if not front[b] and x[b] is not None and workers[places[b]] == workers[places[a]]
+            }
+            best = min(change, key=lambda b: change[b], default=None)
+            if best is not None and change[best] < -1e-5 * (x[a] @ x[a]):
+                D = D - 2 * (x[a] - x[best])
+                front[a], front[best], moved = False, True, True
+        if not moved:
+            break
+    came = [i for i in range(len(u), len(places)) if front[i]]
+    for i in range(len(u)):
+        if not front[i]:
+            j = next(j for j in came if workers[places[j]] == workers[places[i]])
+            came.remove(j)
+            rows[places[i]], rows[places[j]] = rows[places[j]], rows[places[i]]
 
 
 def stratified(strata: IntArray, batch_size: int, rng: np.random.Generator, portions: int = 1) -> list[int]:

@@ -42,7 +42,7 @@ def check_random(rule: Herd) -> None:
     np.testing.assert_array_equal(np.sort(rule.order), np.arange(rule.examples))
     rows = rule.table.rows
     shape: dict[str, Any] = {"batch_size": BATCH, "shards": rule.offsets, "seen": rule.table.seen}
-    assert min(realized_balance(rows, row_squares(rows), rule.order, **shape)) > 0.6
+    assert min(realized_balance(rows, rule.order, **shape)) > 0.6
 
 
 def test_vectors_that_stay_are_balanced() -> None:
@@ -69,7 +69,7 @@ def test_the_realized_balance_is_that_of_the_order_that_was_used(sizes: list[int
     walk(rule, lambda epoch: vectors, 1)
     rows = (vectors * rule.table.scale).astype(np.float16)
     shape: dict[str, Any] = {"batch_size": BATCH, "shards": rule.offsets, "seen": np.ones(N, np.bool_)}
-    assert rule.judgement.balance == realized_balance(rows, row_squares(rows), order, **shape)
+    assert rule.judgement.balance == realized_balance(rows, order, **shape)
     assert rule.judgement.looks[-1].evenness == evenness(row_squares(rows))
 
 

@@ -46,7 +46,7 @@ class Case:
     def balance(self, lists: list[Any], rows: np.ndarray | None = None) -> np.ndarray:
         rows = self.rows if rows is None else rows
         shape: dict[str, Any] = {"batch_size": self.batch_size, "shards": self.shards, "seen": self.seen}
-        return np.array(realized_balance(rows, row_squares(rows), np.concatenate(lists), **shape))
+        return np.array(realized_balance(rows, np.concatenate(lists), **shape))
 
     def measured(self, lists: list[Any]) -> np.ndarray:
         return measured(self.rows.astype(np.float64), lists, self.batch_size, self.seen)

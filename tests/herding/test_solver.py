@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import herding_bound, solve
-from heeler.herding.solver import sharing_groups
+from heeler.herding.sweeps import sharing_groups
 from tests.herding.strategies import flat_order, shards, vectors
 
 

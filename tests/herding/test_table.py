@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heeler.herding import SketchTable
-from heeler.herding.validate import frozen
+from heeler.native import loops
 
 
 @settings(max_examples=60, deadline=None)
@@ -91,7 +91,10 @@ def test_bad_input_says_what_to_do() -> None:
 
 TOUCHED = """
 import numpy as np
-from heeler.herding import SketchTable, kernels_sweeps
+from heeler.herding import SketchTable
+from heeler.native.build import library
+
+library()
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -125,10 +128,8 @@ HARD = np.float32([*LIMITS, *SUBNORMAL, *TIES])
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(-120, 120))
-def test_the_kernel_rounds_as_numpy_does(seed: int, power: int) -> None:
+def test_the_loop_rounds_as_numpy_does(seed: int, power: int) -> None:
     """All sizes, subnormals, ties, zeros' signs and limits; repeated indices."""
-    from heeler.herding import kernels_sweeps
-
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 2**32, (9, 70), dtype=np.uint32)
     bits[:4] = (bits[:4] & 0x8FFFFFFF) | 0x30000000  # most numbers near half precision's own
@@ -139,7 +140,7 @@ def test_the_kernel_rounds_as_numpy_does(seed: int, power: int) -> None:
     where = rng.integers(0, 20, 9)
     scale, largest = np.float32(2.0**power), np.float32(65504)
     got, expected = np.zeros((2, 20, 70), np.uint16)
-    kernels_sweeps.store_halves(got, frozen(where), frozen(values), scale, largest)
+    loops.store_halves(got.view(np.float16), where, values, float(scale), float(largest))
     with np.errstate(over="ignore"):
         expected[where] = np.clip(values * scale, -largest, largest).astype(np.float16).view(np.uint16)
     assert np.array_equal(got, expected)
@@ -154,7 +155,7 @@ def test_large_and_small_puts_store_the_same_bits_as_torch(level: float) -> None
     large, small = SketchTable(1000, 256), SketchTable(1000, 256)
     large.put(where, values)
     small.scale, small._scaled = large.scale, True
-    for at in range(0, 300, 4):  # too few numbers for the kernel
+    for at in range(0, 300, 4):
         small.put(where[at : at + 4], values[at : at + 4])
         assert small.scale == large.scale
     assert np.array_equal(large.rows.view(np.uint16), small.rows.view(np.uint16))

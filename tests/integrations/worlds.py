@@ -23,7 +23,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         *("heeler.integrations.transformers", "heeler.integrations.lightning", "tensorboard", "pytest", __name__),
-        *("heeler.herding.kernels_batches", "sklearn.datasets"),  # which take seconds to import
+        *("sklearn.datasets"),  # which takes seconds to import
     ]
 )
 

@@ -107,7 +107,7 @@ def test_the_bound_is_that_of_the_order():
     assert np.sqrt(np.mean(np.square(random))) == pytest.approx(wanted, rel=0.1)
 
 
-@pytest.mark.parametrize(("ranks", "workers", "factor"), [(1, 1, 2.0), (1, 2, 3.0), (2, 2, 4.0)])
+@pytest.mark.parametrize(("ranks", "workers", "factor"), [(1, 1, 2.5), (1, 2, 3.5), (2, 2, 4.5)])
 def test_shards_cost_little_of_the_balance(ranks, workers, factor):
     vectors = cloud(8000, 16)
     one_level = solve_batches(vectors, batch_size=16).bound_after

@@ -149,10 +149,10 @@ def explain(
     sketcher = _sketcher(model, options, findings) if rule.needs_vectors else None
     dim = sketcher.dim if sketcher is not None else dim or default_dim(max(examples, 1))
     if shards == "local" and not rule.coordinates_shards:  # each worker orders its shard alone
-        needs = run_costs.needs(order, own, dim, 1, step=batch_size, strata=given)
+        needs = run_costs.needs(order, own, dim, 1, strata=given)
     else:
-        dealt, step = shards == "global", batch_size * workers
-        needs = run_costs.needs(order, examples, dim, workers, step=step, dealt=dealt, strata=given)
+        dealt = shards == "global"
+        needs = run_costs.needs(order, examples, dim, workers, dealt=dealt, strata=given)
     timing = None
     if loss is not None and sketcher is not None and all(finding.level != "stops" for finding in findings):
         try:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from heeler.forecast.run_costs import least_epochs, most_epochs
 from heeler.herding import rule_class
-from heeler.herding.steps import THREADS
 from heeler.ordering.refresh import sketched_epochs
 
 if TYPE_CHECKING:
@@ -100,8 +99,8 @@ def _time(found: Explanation) -> list[str]:
         lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}")
     if seconds is not None and needs.solve_seconds > LONG_SOLVE * seconds:
         lines.append(
-            f"every other epoch has a solve too, beside its steps, on up to {THREADS} cores: leave some free "
-            "(torch.set_num_threads), because PyTorch's threads wait for one another"
+            "every other epoch has a solve too, beside its steps: leave it a core (torch.set_num_threads), because "
+            "PyTorch's threads wait for one another"
         )
     return lines or ["next to none"]
 

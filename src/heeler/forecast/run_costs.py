@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass
 
 from heeler.herding import rule_class
-from heeler.herding.steps import WINDOW, reach
 from heeler.herding.strata import COLUMNS, Strata
+from heeler.herding.vectors import AXES
 from heeler.ordering.refresh import sketched_epochs
 
-SWEEP, PAIR, PRODUCT = 9e-9, 2.2e-8, 9e-11
-"""Seconds of a solve of `herd` per number of the table, per pair of examples that it looks at, and per number of these.
-One core of a shared AMD EPYC, 2026-11-16: 10^6 × 256 in steps of 64 took 13.9 s (`python -m benchmarks solver`),
-10^7 × 64 took 78 s (`levels`), 12,800 × 1,024 took 0.26 s, and 50,000 × 256 in steps of 16 took 0.22 s."""
-ORDER_BYTES = 140
-"""Per example, for orders while a solve runs. The sums of steps come on top: about 14 · K / (examples per step)."""
+SWEEP, EXCHANGE = 3e-9, 1e-8
+"""Seconds of a solve of `herd` per number of the table, and per number that exchanges look at. One core of a shared AMD
+EPYC, 2026-11-18: 7,188 × 1,024 took 18 ms, and 10^6 × 256, of which exchanges look at all numbers, 2.5 s
+(`python -m benchmarks solver`). The machine was among the faster ones; these are twice its times."""
+ORDER_BYTES = 80
+"""Per example, for orders while a solve runs; long sketches' parts along the principal axes come on top."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,16 @@ def needs(
     dim: int,
     workers: int,
     *,
-    step: int = 64,
     dealt: bool = True,
     strata: Strata | None = None,
 ) -> Needs:
     """What a rule needs for `examples` in all, with sketches of `dim` numbers.
 
-    step: examples that all workers together take a step by.
     dealt: one order is dealt out to all workers; False where each has a shard of its own.
-    strata: a solve then has a copy of the table with their coordinates beside it.
+    strata: their coordinates stand beside the sketches.
     """
     rule = rule_class(order)
     wide = dim if strata is None else dim + min(len(strata.names), COLUMNS)
-    copied = 2 * wide * examples if strata is not None and rule.keeps_table else 0
     table = examples * (2 * dim + 1) if rule.keeps_table else 0
     checkpoint = table + 8 * examples
     if rule.needs_vectors and not rule.keeps_table:
@@ -68,9 +65,9 @@ def needs(
         leader = worker * (workers - 1)
     solve = 0.0
     if rule.solves_in_background:
-        pairs = reach(step, wide) * min(step, WINDOW)
-        solve = examples * (SWEEP * wide + pairs * (PAIR + PRODUCT * wide))
-    return Needs(table, ORDER_BYTES * examples + copied, checkpoint, worker, leader, solve)
+        solve = examples * (SWEEP * wide + EXCHANGE * min(wide, AXES))
+    axes = 2 * AXES if solve and wide > 2 * AXES else 0
+    return Needs(table, (ORDER_BYTES + axes) * examples, checkpoint, worker, leader, solve)
 
 
 def least_epochs(ratio: float) -> int:

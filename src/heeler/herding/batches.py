@@ -2,24 +2,23 @@
 
 Within a step gradients are averaged, so what a step does wrong is the sum of its examples' deviations from the mean.
 
-1. *Short prefixes*: balance sweeps over all examples (`solve`).
-2. *Balance*: examples are exchanged between steps that are near each other as long as the steps' sums and the prefixes
-   between them get shorter, Σ_t ‖sum_t‖² and Σ_t ‖prefix_t‖² in one objective. Own shards exchange within a worker;
-   it is the sum over all workers that is balanced. The examples with small gradients, with which sweeps end an epoch,
-   stay there.
-   Where steps differ in size, those of each size are first made to add up to about nothing by themselves, since only
-   steps of one size exchange examples.
+1. *Short prefixes*: balance sweeps over all examples.
+2. *Balanced steps*: the epoch is halved again and again, and examples of the two halves are exchanged as long as the
+   prefix between them gets shorter. In the end that is so of any two neighbouring steps; and where all prefixes are
+   short, so are the sums of the steps between them. Own shards exchange within a worker; it is the sum over all workers
+   that is balanced.
 
-Strata are columns of the vectors (`append_strata_columns`), so that steps and prefixes also hold about their share of
-each.
+Strata are columns of the vectors (`strata_units`), so that steps and prefixes also hold about their share of each.
 
 docs/how-it-works.md says why, RESULTS.md what it is worth.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -27,15 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding import validate as check
-from heeler.herding.solver import MOST_SWEEPS, Solution, solve
-from heeler.herding.steps import Steps, centre
-from heeler.herding.strata import append_strata_columns
-from heeler.herding.validate import Array, IntArray
+from heeler.herding.solver import Solution
+from heeler.herding.sweeps import sharing_groups
+from heeler.herding.validate import IntArray
+from heeler.herding.vectors import Vectors, make_vectors
+from heeler.native import loops
 
-ROUNDS, ROUNDS_OF_LARGE, LARGE = 4, 3, 512
-"""Rounds of exchanges, at most; the second between steps of more examples than the third. In each, every step meets one
-at every distance that `steps.reach` allows. With steps of 64 more than four leave 0.99 of the prefixes. With the 1,024
-of many workers a fourth leaves 0.98, and takes a quarter more time than the steps beside which a leader solves."""
+SWEEPS = 10
+"""Balance sweeps before examples are exchanged: twice as many leave 0.98 of the prefixes (`benchmarks.realized`)."""
 
 
 def solve_batches(
@@ -46,24 +44,23 @@ def solve_batches(
     shard_sizes: Sequence[int] | None = None,
     strata: IntArray | None = None,
     seen: NDArray[np.bool_] | None = None,
-    rounds: int | None = None,
 ) -> Solution:
     """A new order of all N examples in which every prefix and every step is balanced.
 
     The same arguments give the same order; another seed gives another one that is as good.
 
     Args:
-        vectors: (N, K) float16, float32 or float64, NumPy or CPU torch, finite where seen; copied only if strided.
+        vectors: (N, K) float16, float32 or float64, NumPy or CPU torch, finite where seen. Half precision is copied
+            only if strided.
         batch_size: examples per worker and step.
         seed: of the random order it starts from, and of who meets whom.
         shard_sizes: examples of each worker, side by side; None for one worker.
         strata: (N,) codes, 0 or more; every step then holds about its share of each.
         seen: (N,) which examples have a vector; the others count as the mean. All by default.
-        rounds: of exchanges, at most; by default by the size of a step.
 
     Returns:
-        The order with its bound, of which strata are a part; `bound_before` and `bound_random` are that of the random
-        order it starts from.
+        The order with its bound, of which strata are a part; `bound_before` and `bound_random` are what random orders
+        have on average.
     """
     begun = time.perf_counter()
     floats = check.as_floats(vectors)
@@ -71,19 +68,70 @@ def solve_batches(
     shards = check.as_offsets(shard_sizes, len(floats))
     strata = None if strata is None else _checked_strata(strata, len(floats))
     seen = None if seen is None else check.as_seen(seen, len(floats))
-    if strata is not None:
-        _, scale = centre(floats, check.as_bits(floats), shards, seen)
-        floats = append_strata_columns(floats, strata, 1 / scale)
+    made = make_vectors(floats, shards, seen=seen, strata=strata)
+    return order_batches(made, batch_size=batch_size, seed=seed, begun=begun)
+
+
+def order_batches(vectors: Vectors, *, batch_size: int, seed: Any, begun: float | None = None) -> Solution:
+    """The same for vectors that have been checked. begun: when the work began, if that was before."""
+    begun = time.perf_counter() if begun is None else begun
     rng = np.random.default_rng(seed)
-    start = np.concatenate([a + rng.permutation(b - a) for a, b in pairwise(shards.tolist())])
-    steps = Steps(floats, start, shards, batch_size, seen)
-    before, bound_random = steps.total, steps.bound()
-    steps.rearrange(_swept(floats, start, shards, batch_size, seen, rng))
-    steps.level(rng)
-    done = steps.balance((ROUNDS_OF_LARGE if steps.largest > LARGE else ROUNDS) if rounds is None else rounds, rng)
-    seconds = time.perf_counter() - begun
-    left = steps.total / before if before > 0 else 1.0
-    return Solution(steps.order(), bound_random, steps.bound(), bound_random, done, seconds, left)
+    order = np.concatenate([a + rng.permutation(b - a) for a, b in pairwise(vectors.shards.tolist())])
+    order = _swept(vectors, order, rng)
+    steps = make_steps(vectors.shards, batch_size)
+    short, means = vectors.short
+    rows = np.ascontiguousarray(vectors.signed(order[steps.places]))
+    loops.exchange_tree(short, means, rows, steps.workers, steps.offsets, int(rng.integers(2**62)))
+    order[steps.places] = np.where(rows >= 0, rows, -1 - rows)
+    sums, prefixes = loops.step_squares(vectors.rows, vectors.means, rows, steps.workers, steps.offsets)
+    random_sums, random_prefixes = expected_squares(vectors, batch_size)
+    bound, random = (math.sqrt(each / steps.count) * vectors.unit for each in (prefixes, random_prefixes))
+    left = sums / random_sums if random_sums > 0 else 1.0
+    return Solution(order, random, bound, random, SWEEPS, time.perf_counter() - begun, left)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """An epoch's steps: places step by step, in each worker by worker."""
+
+    places: IntArray
+    """(N,) where in the workers' lists, side by side, each place lies."""
+    workers: IntArray
+    """(N,) whose each place is."""
+    offsets: IntArray
+    """(T + 1,) where each step begins."""
+
+    @property
+    def count(self) -> int:
+        return self.offsets.size - 1
+
+
+def make_steps(shards: IntArray, batch_size: int) -> Steps:
+    """Of workers with these shards, (n + 1,), who take `batch_size` examples each by step."""
+    sizes = np.diff(shards)
+    worker = np.repeat(np.arange(sizes.size), sizes)
+    step = (np.arange(shards[-1]) - np.repeat(shards[:-1], sizes)) // batch_size
+    places = np.argsort(step, kind="stable") if sizes.size > 1 else np.arange(shards[-1])
+    return Steps(places, worker[places], np.append(0, np.cumsum(np.bincount(step))))
+
+
+def expected_squares(vectors: Vectors, batch_size: int) -> tuple[float, float]:
+    """Σ_t E‖sum_t‖² and Σ_t E‖prefix_t‖² over random orders of each worker's examples.
+
+    A sum of t of m vectors drawn without replacement, which add up to zero and have the mean square v, has the expected
+    square t (m - t) / (m - 1) · v. Workers' sums are independent.
+    """
+    of_steps = of_prefixes = 0.0
+    sizes = np.diff(vectors.shards)
+    ends = np.arange(1, -(-int(sizes.max()) // batch_size) + 1) * batch_size
+    for size, spread in zip(sizes.tolist(), vectors.spread.tolist(), strict=True):
+        if size < 2:
+            continue
+        up_to = np.minimum(ends, size)
+        own = np.diff(up_to, prepend=0)
+        of_steps += float((own * (size - own)).sum()) * spread / (size - 1)
+        of_prefixes += float((up_to * (size - up_to)).sum()) * spread / (size - 1)
+    return of_steps, of_prefixes
 
 
 def _checked_strata(strata: Any, examples: int) -> IntArray:
@@ -96,25 +144,23 @@ def _checked_strata(strata: Any, examples: int) -> IntArray:
     return codes
 
 
-def _swept(
-    floats: Array,
-    start: IntArray,
-    shards: IntArray,
-    batch_size: int,
-    seen: NDArray[np.bool_] | None,
-    rng: np.random.Generator,
-) -> IntArray:
+def _swept(vectors: Vectors, start: IntArray, rng: np.random.Generator) -> IntArray:
     """(N,) each worker's examples by balance sweeps from `start`; those without a vector come at random, in front."""
-    start = start if seen is None else _unseen_in_front(start, shards, seen, rng)
-    known = start if seen is None else start[seen[start]]
-    workers = np.searchsorted(shards, known, side="right") - 1
-    sizes = np.bincount(workers, minlength=shards.size - 1)
-    order = start.copy()
-    places = np.arange(start.size) if seen is None else np.flatnonzero(seen[start])
-    if known.size:
-        shard_sizes, seed = None if sizes.size == 1 else sizes.tolist(), int(rng.integers(2**32))
-        options: dict[str, Any] = {"sweeps": MOST_SWEEPS, "batch_size": batch_size, "seed": seed, "subset": True}
-        order[places] = solve(floats, known, shard_sizes=shard_sizes, **options).order
+    seen = vectors.seen
+    order = start if seen is None else _unseen_in_front(start, vectors.shards, seen, rng)
+    places = slice(None) if seen is None else np.flatnonzero(seen[order])
+    known = order[places]
+    if known.size == 0:
+        return order
+    workers = np.searchsorted(vectors.shards, known, side="right") - 1
+    shards = np.append(0, np.cumsum(np.bincount(workers, minlength=vectors.workers)))
+    group = sharing_groups(np.diff(shards), vectors.rows.dim)
+    for _ in range(SWEEPS):
+        if vectors.workers == 1:
+            known = loops.balance_sweep(vectors.rows, known, vectors.means[0])
+        else:  # mean-centred sweeps would let the workers' lists drift apart
+            known = loops.pair_sweep(vectors.rows, known, shards, group)
+    order[places] = known
     return order
 
 

@@ -36,15 +36,6 @@ def bins_of(squares: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
     return np.where(squares > 0, np.clip(exponents - _LEAST, 0, _BINS - 1), 0)
 
 
-def weighed(rows: NDArray[np.float16], weights: NDArray[np.float32]) -> NDArray[np.float16]:
-    """(N, K) a copy of rows (N, K), each times its weight, (N,)."""
-    from heeler.herding import kernels_sweeps
-
-    out = check.aligned(*rows.shape, dtype=np.uint16)
-    kernels_sweeps.weigh_halves(check.as_bits(rows), weights, out)
-    return out.view(np.float16)
-
-
 class Persistence:
     """Compares rows with those that they replace. A table of so many examples owns one."""
 
@@ -88,16 +79,13 @@ class Persistence:
         _, inner, _, product = self._last.sum(axis=0).tolist()
         return inner / product if product > 0 else None
 
-    def predictions(
-        self, rows: NDArray[np.float16], squares: NDArray[np.floating[Any]]
-    ) -> tuple[NDArray[np.float16], int]:
-        """What rows (N, K) of these squared lengths predict: (N, K), and how many times shorter they are stored.
+    def weights(self, squares: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float32] | None, int]:
+        """(N,) the factors of rows of these squared lengths, and how many times too short they make the rows.
 
-        A copy, or the rows where all are weighed alike. From the newest refresh, which may be that of the epoch that
-        goes on.
+        None where all are alike. From the newest refresh, which may be that of the epoch that goes on.
         """
         by_bin = _weights(self._now) if self._is_enough else self.closed_weights
-        return (rows, 1) if by_bin is None else (weighed(rows, by_bin[bins_of(squares)]), LARGEST)
+        return (None, 1) if by_bin is None else (by_bin[bins_of(squares)], LARGEST)
 
     # State
 
@@ -135,7 +123,8 @@ def _weights(sums: NDArray[np.float64]) -> NDArray[np.float32] | None:
     squares = np.bincount(groups, old)
     factors = np.maximum(np.bincount(groups, inner) / np.where(squares > 0, squares, 1.0), 0.0)
     whole = inner.sum() / max(old.sum(), 1e-300)
-    if whole <= 0 or squares @ (factors - whole) ** 2 < WORTH * (squares @ factors**2):
-        return None
+    with np.errstate(over="ignore"):  # the sums of a state may be anything
+        if whole <= 0 or squares @ (factors - whole) ** 2 < WORTH * (squares @ factors**2):
+            return None
     parts = np.round(np.minimum(factors / whole, LARGEST) * PARTS) / (PARTS * LARGEST)
     return parts.astype(np.float32)[groups]

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.herding import validate as check
-from heeler.herding.steps import Steps
+from heeler.herding.batches import expected_squares, make_steps
 from heeler.herding.validate import Array, IntArray
+from heeler.herding.vectors import make_vectors
+from heeler.native import loops
 
 
 class Balance(NamedTuple):
@@ -26,56 +27,26 @@ class Balance(NamedTuple):
 
 
 def realized_balance(
-    rows: Array,
-    squares: NDArray[np.float64],
-    order: IntArray,
-    *,
-    batch_size: int,
-    shards: IntArray,
-    seen: NDArray[np.bool_],
+    rows: Array, order: IntArray, *, batch_size: int, shards: IntArray, seen: NDArray[np.bool_]
 ) -> Balance:
     """The balance of an order (N,), workers' lists side by side, in rows (N, K).
 
-    squares: (N,) the rows' squared lengths. shards: (n + 1,) where each worker's examples begin. An example that is not
-    seen counts as the mean.
+    shards: (n + 1,) where each worker's examples begin. An example that is not seen counts as the mean.
     """
-    steps = Steps(rows, order, shards, batch_size, seen)
-    prefixes = steps.bound() ** 2 * steps.count
-    expected_steps, expected_prefixes = _expected(steps, squares, batch_size, shards, seen)
-    if expected_steps <= 0 or expected_prefixes <= 0:
+    vectors, steps = make_vectors(rows, shards, seen=seen), make_steps(shards, batch_size)
+    places = np.ascontiguousarray(vectors.signed(order[steps.places]))
+    got = loops.step_squares(vectors.rows, vectors.means, places, steps.workers, steps.offsets)
+    expected = expected_squares(vectors, batch_size)
+    if min(expected) <= 0:
         return Balance(1.0, 1.0)
-    return Balance(steps.total / steps.scale**2 / expected_steps, prefixes / expected_prefixes)
-
-
-def _expected(
-    steps: Steps, squares: NDArray[np.float64], batch_size: int, shards: IntArray, seen: NDArray[np.bool_]
-) -> tuple[float, float]:
-    """Σ_t E‖sum_t‖² and Σ_t E‖prefix_t‖² over random orders of each worker's examples.
-
-    A sum of t of m vectors drawn without replacement, which add up to zero and have the mean square v, has the expected
-    square t (m - t) / (m - 1) · v. Workers' sums are independent.
-    """
-    of_steps = of_prefixes = 0.0
-    ends = np.arange(1, steps.count + 1) * batch_size
-    for mean, a, b in zip(steps.means, shards[:-1].tolist(), shards[1:].tolist(), strict=True):
-        size, known = b - a, int(seen[a:b].sum())
-        if size < 2:
-            continue
-        square = (squares[a:b][seen[a:b]].sum() - known * (mean @ mean)) / size
-        up_to = np.minimum(ends, size)
-        own = np.diff(up_to, prepend=0)
-        of_steps += float((own * (size - own)).sum() * square / (size - 1))
-        of_prefixes += float((up_to * (size - up_to)).sum() * square / (size - 1))
-    return of_steps, of_prefixes
+    return Balance(got[0] / expected[0], got[1] / expected[1])
 
 
 def row_squares(rows: Array) -> NDArray[np.float64]:
     """(N,) the squared length of each row of (N, K)."""
-    from heeler.herding import kernels_sweeps
-
-    out = np.empty(len(rows))
-    kernels_sweeps.squared_norms(check.as_bits(rows), out)
-    return out
+    if rows.dtype == np.float64:
+        return np.einsum("nk,nk->n", rows, rows)
+    return loops.squared_norms(loops.Rows(np.ascontiguousarray(rows)))
 
 
 def evenness(squares: NDArray[np.floating[Any]]) -> float:

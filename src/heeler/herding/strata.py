@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from heeler.herding.validate import Array, IntArray, aligned, as_numpy
+from heeler.herding.validate import Array, IntArray, as_numpy
 
 GOLDEN = (5**0.5 - 1) / 2
 STRATA_SHARE = 0.25
@@ -93,26 +94,21 @@ def _as_labels(strata: Any) -> Array:
     )
 
 
-def append_strata_columns(vectors: Array, strata: IntArray, length: float) -> Array:
-    """(N, K + C) a copy of the vectors (N, K) and columns of their strata, codes (N,), behind them.
+def strata_units(strata: IntArray, length: float) -> NDArray[np.float32]:
+    """(S, C) what each stratum, of codes (N,), puts behind its vectors.
 
     Each of up to `COLUMNS` strata has a direction of its own; more have random signs, which are nearly at right angles.
     Their length makes their mean squared deviation `STRATA_SHARE` of the vectors', `length`²; it is a power of two, so
     that nothing is rounded and every machine finds the same order.
     """
-    names, dim = int(strata.max(initial=0)) + 1, vectors.shape[1]
+    names = int(strata.max(initial=0)) + 1
     columns = min(names, COLUMNS)
     units = np.eye(names)
     if names > COLUMNS:
         units = np.random.default_rng(names).choice([-1.0, 1.0], (names, columns)) / math.sqrt(columns)
     deviation = 1 - float(np.square(np.bincount(strata, minlength=names) / max(1, strata.size) @ units).sum())
     exponent = round(math.log2(length * math.sqrt(STRATA_SHARE / max(deviation, 1e-6))))
-    kind = np.finfo(vectors.dtype)
-    exponent = min(max(exponent, kind.minexp + 4), kind.maxexp - 1)  # as far as the vectors' own numbers go
-    out = aligned(len(vectors), dim + columns, dtype=vectors.dtype)
-    out[:, :dim] = vectors
-    out[:, dim:] = np.ldexp(units, exponent).astype(vectors.dtype)[strata]
-    return out
+    return np.ascontiguousarray(np.ldexp(units, exponent), np.float32)
 
 
 def stratified_shards(

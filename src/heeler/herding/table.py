@@ -12,6 +12,7 @@ from heeler.herding import validate as check
 from heeler.herding.own_check import OwnCheck
 from heeler.herding.persistence import Persistence
 from heeler.herding.validate import IntArray
+from heeler.native import loops
 
 _CHUNK = 1 << 16
 _LARGEST = float(np.finfo(np.float16).max)
@@ -22,10 +23,6 @@ typical row near 1, rows of a thousandth and of ten thousand times its size keep
 _USUAL = (2.0**-5, 2.0**6)
 """As long as the root mean square of a batch's stored numbers lies here, its typical row is not looked for: a look
 costs more than all the rest."""
-_FEW = 1 << 10
-"""Numbers up to which NumPy rounds a batch to half precision, and numba need not be loaded. NumPy takes 45 µs for
-64 × 256 numbers and 700 µs for 1,024 × 256, `kernels_sweeps.store_halves` 2 µs and 24 µs. The first call takes up to a
-second, for numba has to start; the first solve then does not."""
 
 
 class SketchTable:
@@ -50,6 +47,8 @@ class SketchTable:
         self.own = OwnCheck(len(self), self.dim, strata)
         self.persistence = Persistence(len(self))
         self.scale, self.dropped, self._scaled = 1.0, 0, False
+        self.version = 0
+        """Changes with the rows."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -97,6 +96,7 @@ class SketchTable:
     def forget(self, indices: IntArray) -> None:
         """Examples `indices` (b,) have no sketch any more."""
         self.seen[indices] = False
+        self.version += 1
 
     def sketches(self, indices: ArrayLike) -> NDArray[np.float32]:
         """The true sketches of some examples, (b, K) float32; zeros for those not seen."""
@@ -121,6 +121,7 @@ class SketchTable:
         np.copyto(self.rows, check.as_numpy(state["rows"], "rows"))
         np.copyto(self.seen, check.as_numpy(state["seen"], "seen"))
         self._restore_numbers(state)
+        self.version += 1
 
     def _numbers(self) -> dict[str, Any]:
         """What a state holds besides rows."""
@@ -148,6 +149,7 @@ class SketchTable:
         self._compare(self.rows, self.seen[where], where, where, values)
         self._store(self.rows, where, values)
         self.seen[where] = True
+        self.version += 1
 
     def _compare(
         self,
@@ -163,36 +165,13 @@ class SketchTable:
             return
         if not known.all():
             where, examples, values = where[known], examples[known], np.ascontiguousarray(values[known])
-        self.persistence.add(self._products(rows, where, values), self.scale)
+        self.persistence.add(loops.compare_halves(rows, where, values, self.scale, _LARGEST), self.scale)
         picked = self.own.sample(where.size)
         self.own.compare(examples[picked], rows[where[picked]], values[picked])
 
-    def _products(
-        self, rows: NDArray[np.float16], where: IntArray, values: NDArray[np.float32]
-    ) -> NDArray[np.floating[Any]]:
-        """(3, b) ⟨new, old⟩, ‖old‖² and ‖new‖² of rows[where] and `values`, which replace them, in stored numbers."""
-        scale, largest = np.float32(self.scale), np.float32(_LARGEST)
-        if values.size > _FEW:
-            from heeler.herding import kernels_sweeps
-
-            out, fixed = np.empty((3, where.size), np.float32), (check.frozen(where), check.frozen(values))
-            kernels_sweeps.compare_halves(rows.view(np.uint16), *fixed, scale, largest, out)
-            return out
-        old = rows[where].astype(np.float64)
-        new = np.clip(values.astype(np.float64) * scale, -_LARGEST, _LARGEST)
-        return np.stack([np.einsum("ik,ik->i", *pair) for pair in ((new, old), (old, old), (new, new))])
-
     def _store(self, rows: NDArray[np.float16], where: IntArray, values: NDArray[np.float32]) -> None:
-        """rows[where] = values, scaled, clipped and rounded: the same bits either way."""
-        scale, largest = np.float32(self.scale), np.float32(_LARGEST)
-        if values.size > _FEW:
-            from heeler.herding import kernels_sweeps
-
-            bits, fixed = rows.view(np.uint16), (check.frozen(where), check.frozen(values))
-            kernels_sweeps.store_halves(bits, *fixed, scale, largest)
-            return
-        with np.errstate(over="ignore"):
-            rows[where] = np.clip(values * scale, -largest, largest)
+        """rows[where] = values, scaled, clipped and rounded."""
+        loops.store_halves(rows, where, values, self.scale, _LARGEST)
 
     def _follow(self, values: NDArray[np.float32]) -> None:
         """Keep typical rows in the middle of half precision's range."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +33,12 @@ def result_of(future: Future[T], wait: float) -> T:
         return future.result(wait)
     except FutureTimeout:
         return future.result(GRACE if wait > 0 else 0.0)
+
+
+def yield_to_training() -> None:
+    """This thread runs where nothing else wants to, as far as the system can have it so: on Linux."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 class BackgroundThread:

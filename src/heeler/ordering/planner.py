@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from heeler.herding import OrderingRule, Solution
 from heeler.herding.lazy import LazyOrder, Order
 from heeler.herding.validate import IntArray
-from heeler.ordering.background import BackgroundThread
+from heeler.ordering.background import BackgroundThread, yield_to_training
 from heeler.ordering.epoch import Epoch, Plan
 from heeler.ordering.partition import Partition
 from heeler.ordering.state import is_lazy, order_state, resumed_order
@@ -153,6 +153,7 @@ class LocalPlanner:
 
     def start(self, epoch: Epoch) -> None:
         thread = BackgroundThread("heeler-solve")
+        thread.submit(yield_to_training)
         self._solving = thread.submit(self.rule.solve)
         thread.close(wait=0.0)  # it ends with its task
 

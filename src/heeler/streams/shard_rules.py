@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heeler.herding import RuleSpec
 from heeler.herding.rules.base_rule import BaseRule
@@ -61,8 +62,8 @@ class ShardedHerd(_Sharded, Herd):
     def _unsolved_order(self) -> IntArray:
         return self._first_order()
 
-    def _solve(self, rows: Any, rng: np.random.Generator) -> Solution:
-        return self._sharded(rows, rng, self.table.seen)
+    def _solve(self, weights: NDArray[np.float32] | None, rng: np.random.Generator) -> Solution:
+        return self._sharded(self._weighed(weights), rng, self.table.seen)
 
 
 RULES: dict[str, type[_Sharded]] = {"herd": ShardedHerd, "random": ShardedRandom}

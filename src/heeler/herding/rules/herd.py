@@ -9,15 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding import validate as check
-from heeler.herding.batches import solve_batches
+from heeler.herding.batches import order_batches
 from heeler.herding.judgement import ENOUGH, SHAPE, Judgement, Look
-from heeler.herding.persistence import weighed
 from heeler.herding.realized import evenness, realized_balance, row_squares
 from heeler.herding.rules.base_rule import BaseRule
 from heeler.herding.solver import Solution
 from heeler.herding.strata import stratified_shards
 from heeler.herding.table import SketchTable
 from heeler.herding.validate import IntArray
+from heeler.herding.vectors import Vectors, make_vectors
+from heeler.native import build
 
 
 class TabledRule(BaseRule):
@@ -43,12 +44,12 @@ class Turn(NamedTuple):
 
 
 class Herd(TabledRule):
-    """The newest vector of every example in a table, solved between epochs: `solve_batches`.
+    """The newest vector of every example in a table, solved between epochs: `order_batches`.
 
     Every step's examples balance each other, and so does every prefix of the epoch, as far as the vectors predict the
     next ones (`persistence`); and only where that helps (`judgement`). Other epochs, the first among them, are random.
     With strata every step of a solve holds about its share of each, and other epochs are stratified, but for the first
-    and those in which class noise helps. The kernels let go of the GIL, so a solve can run in a thread. An example
+    and those in which class noise helps. The loops let go of the GIL, so a solve can run in a thread. An example
     without a vector counts as the mean.
 
     A solve starts from a new random order, not from the last one. The result is as good, and an order that is like the
@@ -70,6 +71,7 @@ class Herd(TabledRule):
         self.table = SketchTable(self.examples, self.dim or 0, self.strata)
         self._seed = common.get("seed", 0)
         self.judgement = Judgement()
+        self._made: tuple[Any, Vectors] | None = None
 
     def _unsolved_order(self) -> IntArray:
         """Stratified, where there are strata and class noise does not help (docs/will-it-help.md)."""
@@ -83,16 +85,8 @@ class Herd(TabledRule):
             self.judgement = Judgement(ordered=self.judgement.ordered)
 
     def warm_up(self) -> None:
-        """Loading takes a second, compiling, once per machine, some ten."""
-        workers, dim = min(self.workers, 2), self.dim or 1
-        each = max(16, -(-2048 // dim))  # more numbers than NumPy rounds by itself: see `SketchTable`
-        strata = None if self.strata is None else np.arange(workers * each) % 2
-        twin = Herd(workers * each, dim, batch_size=4, shard_sizes=[each] * workers, strata=strata)
-        vectors = np.random.default_rng(0).standard_normal((workers * each, dim), dtype=np.float32)
-        for _ in range(2):
-            twin.observe(twin.order, vectors)
-            twin.next_order()
-        weighed(twin.table.rows, np.ones(len(twin.table), np.float32))
+        """Compiling takes half a second, once per machine."""
+        build.start()
 
     def solve(self) -> Turn:
         """Judge, and order all examples if that helps. Changes nothing."""
@@ -108,8 +102,8 @@ class Herd(TabledRule):
         if not judgement.balances or (self.strata is not None and judgement.at_start):
             return Turn(judgement, None)
         # Not the rule's own generator: a solve in a thread must leave no trace, and may be run again.
-        rows, shorter = self.table.persistence.predictions(self.table.rows, squares / self.table.scale**2)
-        solution = self._solve(rows, np.random.default_rng([self._seed, self.epoch]))
+        weights, shorter = self.table.persistence.weights(squares / self.table.scale**2)
+        solution = self._solve(weights, np.random.default_rng([self._seed, self.epoch]))
         # Bounds in the gradients' own units: the table's scale may change before anybody reads them.
         before, after, random = (bound * shorter / self.table.scale for bound in solution[1:4])
         return Turn(judgement, solution._replace(bound_before=before, bound_after=after, bound_random=random))
@@ -119,7 +113,7 @@ class Herd(TabledRule):
         seen, balance, fall = self.table.seen, None, 0.0
         if self.judgement.ordered:
             shape: dict[str, Any] = {"batch_size": self.batch_size, "shards": self.offsets, "seen": seen}
-            balance = realized_balance(self.table.rows, squares, self.order, **shape)
+            balance = realized_balance(self.table.rows, self.order, **shape)
         elif not self.judgement.looks:  # an order that says nothing of gradients: its quarters differ by time alone
             sizes = np.diff(self.offsets)
             place = (np.arange(self.examples) - np.repeat(self.offsets[:-1], sizes)) / np.repeat(sizes, sizes)
@@ -127,16 +121,17 @@ class Herd(TabledRule):
             fall = evenness(squares[third]) - evenness(squares[last])
         return Look(self.epoch, evenness(squares[seen]), fall, balance)
 
-    def _solve(self, rows: NDArray[np.float16], rng: np.random.Generator) -> Solution:
-        """Order all examples by what their rows (N, K) predict."""
-        return solve_batches(
-            rows,
-            batch_size=self.batch_size,
-            seed=rng,
-            shard_sizes=np.diff(self.offsets).tolist(),
-            strata=self.strata,
-            seen=self.table.seen,
-        )
+    def _solve(self, weights: NDArray[np.float32] | None, rng: np.random.Generator) -> Solution:
+        """Order all examples by what their rows predict, each times its weight, (N,)."""
+        key = (self.table.version, None if weights is None else weights.tobytes())
+        if self._made is None or self._made[0] != key:  # until rows change, every epoch is made from the same vectors
+            options: dict[str, Any] = {"seen": self.table.seen, "weights": weights, "strata": self.strata}
+            self._made = key, make_vectors(self.table.rows, self.offsets, **options)
+        return order_batches(self._made[1], batch_size=self.batch_size, seed=rng)
+
+    def _weighed(self, weights: NDArray[np.float32] | None) -> NDArray[np.float16]:
+        """(N, K) a copy of the rows times their weights, for those who cannot take the two apart."""
+        return self.table.rows if weights is None else (self.table.rows * weights[:, None]).astype(np.float16)
 
     def commit(self, turn: Turn) -> IntArray:
         """Make what `solve` found the next epoch's order, and close the epoch."""
