@@ -29,7 +29,7 @@ from experiments.folder import Folder
 from experiments.tasks import get_task
 from experiments.tasks.base import Examples, Task
 from experiments.training import batches
-from heeler.ordering.refresh import REFRESH
+from heeler.ordering.pace import REFRESH
 from heeler.sketch import Sketcher
 
 LENGTHS = ("256", "1024", "2048", "4096", "exact")

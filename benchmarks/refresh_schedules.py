@@ -23,7 +23,7 @@ from experiments.folder import Folder
 from experiments.plans import comparison
 from experiments.records import carry_out
 from experiments.simulate import SimulatedSession
-from heeler.ordering.refresh import REFRESH, is_due
+from heeler.ordering.pace import REFRESH, wanted
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", type=Path)
@@ -64,7 +64,7 @@ class Schedule:
         if "-" in self.name:
             return age in map(int, self.name.split("-"))
         if not self.name.startswith("drift"):
-            return is_due(age, int(self.name))
+            return wanted(age, int(self.name))
         if len(self.taken) < 2 or agreement is None:
             return True
         if age == self.taken[-1] + 1:

@@ -32,6 +32,7 @@ class Sweeps(Herd):
 
     uses_strata = False
     judges = False
+    steps_may_turn = False
 
     def __init__(self, examples: int, dim: int | None = None, *, sweeps: int = SWEEPS, **common: Any) -> None:
         super().__init__(examples, dim, **common)

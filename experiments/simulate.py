@@ -8,9 +8,9 @@ import numpy as np
 
 from experiments.rules import make_rule, order_of
 from heeler.ordering.epoch import Epoch
+from heeler.ordering.pace import REFRESH
 from heeler.ordering.partition import IntArray, Partition
 from heeler.ordering.planner import LocalPlanner
-from heeler.ordering.refresh import REFRESH
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.session import Session
 from heeler.ordering.setup import Links, Setup

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from experiments.records import Result
 from experiments.setup import OURS
 from experiments.tasks import get_task
-from heeler.ordering.refresh import REFRESH, is_due
+from heeler.ordering.pace import REFRESH, wanted
 
 Floats = NDArray[np.float64]
 
@@ -53,13 +53,13 @@ class Line:
         """What so many epochs take: each what its kind takes, by whether it and the one before have sketches."""
         kinds = self._kinds()
         taken, other = self.seconds_by_kind()
-        due = [False] + [is_due(age, self.refresh) for age in range(1, epochs + 1)]
+        due = [False] + [wanted(age, self.refresh) for age in range(1, epochs + 1)]
         return sum(kinds.get((now, before), taken if now else other) for before, now in pairwise(due))
 
     def _kinds(self) -> dict[tuple[bool, bool], float]:
         """(sketches are taken, and were in the epoch before) → median seconds; without the first epoch, if possible."""
         seconds = np.diff(self.all_seeds("train_seconds"), axis=1)
-        due = [False] + [is_due(age, self.refresh) for age in range(1, seconds.shape[1] + 1)]
+        due = [False] + [wanted(age, self.refresh) for age in range(1, seconds.shape[1] + 1)]
         found: dict[tuple[bool, bool], list[Floats]] = {}
         for epoch, (before, now) in enumerate(pairwise(due)):
             if epoch or seconds.shape[1] == 1:

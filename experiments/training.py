@@ -28,7 +28,7 @@ from experiments.tasks.base import parameters_l2, resampled
 from experiments.tasks.linear import LinearTask, least_objective
 from heeler.diversity import of as diversity_of_handle
 from heeler.ordering import Handle, Sampler, attach
-from heeler.ordering.refresh import REFRESH
+from heeler.ordering.pace import REFRESH
 
 Record = dict[str, Any]
 Strata = NDArray[np.int64]

@@ -16,6 +16,7 @@ import heeler
 from benchmarks.overhead import GPT, LeNet
 from heeler.forecast import Timing, run_costs
 from heeler.herding import rule_names
+from heeler.ordering.pace import Pace
 from tests.distributed.ranks import problem, run_ranks, set_up, walk
 from tests.herding.every_rule import needed
 
@@ -89,12 +90,11 @@ def test_a_solve_is_part_of_the_price():
     for seconds in (0.02, 0.5):
         one = dataclasses.replace(found, timing=timing, needs=dataclasses.replace(found.needs, solve_seconds=seconds))
         assert one.ratio == pytest.approx(1.1 + seconds)
-        assert ("torch.set_num_threads" in str(one)) == (seconds > 0.05)
 
 
 def test_more_layers_cost_more():
-    ratios = [heeler.explain(LeNet(), 1000, 32, layers=layers).estimated_ratio for layers in ("1%", "20%", "all")]
-    assert 1 < ratios[0] < ratios[1] < ratios[2]
+    ratios = [heeler.explain(LeNet(), 1000, 32, layers=layers, dim=1024).estimated_ratio for layers in (None, "all")]
+    assert 1 < ratios[0] < ratios[1]
 
 
 def test_transformers_model_of_the_library():
@@ -240,16 +240,16 @@ def test_epochs_to_pay(ratio, least, refresh):
     assert run_costs.least_epochs(ratio) == least
     assert 2 * ratio < least
     assert not 2 * ratio < least - 1
-    most = run_costs.most_epochs(30, ratio, refresh)
-    assert run_costs.run_time(most, ratio, refresh) <= 30 < run_costs.run_time(most + 1, ratio, refresh)
+    most = run_costs.most_epochs(30, ratio, Pace(refresh))
+    assert run_costs.run_time(most, ratio, Pace(refresh)) <= 30 < run_costs.run_time(most + 1, ratio, Pace(refresh))
 
 
 def test_a_run_pays_for_taps_in_the_epochs_that_take_sketches():
     found = heeler.explain(LeNet(), 1000, 32, epochs=20)
     assert found.refresh == 8
     assert found.run_ratio == pytest.approx(1 + (found.ratio - 1) * 5 / 20)  # 1, 2, 4, 8, 16
-    assert "sketches are taken in 5 of 20 epochs" in str(found)
-    every = heeler.explain(LeNet(), 1000, 32, epochs=20, refresh=1)
+    assert "within a budget of 2%, sketches are taken in 5 of 20 epochs" in str(found)
+    every = heeler.explain(LeNet(), 1000, 32, epochs=20, refresh=1, budget=None)
     assert every.run_ratio == pytest.approx(every.ratio)
     published = heeler.explain(LeNet(), 1000, 32, epochs=20, order="pair")
     assert published.refresh == 1

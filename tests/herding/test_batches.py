@@ -239,7 +239,7 @@ def test_the_table_is_never_copied():
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 0.25 * table.nbytes
+    assert peak < 0.4 * table.nbytes  # along 128 axes instead of 512 dimensions, and the order
 
 
 @pytest.mark.parametrize(
@@ -303,11 +303,11 @@ def sketches(examples, dim, effective, seed=0):
 
 @pytest.mark.parametrize(("effective", "few"), [(10, True), (10_000, False)])
 def test_exchanges_look_at_few_axes_where_these_hold_enough(effective, few):
-    table = sketches(3000, 300, effective)
+    table = sketches(3000, 600, effective)
     made = make_vectors(table, np.array([0, 1200, 3000]))
     short, means = made.short
     assert (short is made.rows) != few
-    assert short.dim == (AXES if few else 300)
+    assert short.dim == (AXES if few else 600)
     centred = np.concatenate([part - part.mean(axis=0) for part in np.split(table.astype(np.float64), [1200])])
     held = np.square(short.rows.astype(np.float64) - np.repeat(means, [1200, 1800], axis=0)).sum()
     scale = 4.0 ** round(math.log2(np.square(centred).sum() / held) / 2) if few else 1.0

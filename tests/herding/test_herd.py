@@ -1,5 +1,6 @@
 """The table and the solver together."""
 
+import itertools
 import threading
 
 import numpy as np
@@ -35,6 +36,32 @@ def test_the_same_table_gives_new_orders_that_are_as_good(shard_sizes):
     if shard_sizes is not None:  # places tell the shard: only those within one count
         alike = np.corrcoef([p[:700] for p in places]) - np.eye(6)
     assert np.abs(alike).max() < 0.15  # five standard deviations are 0.11 and 0.19
+
+
+@pytest.mark.parametrize("shard_sizes", [None, [700, 1300]])
+def test_without_new_vectors_the_same_steps_come_in_another_order(shard_sizes):
+    table = np.random.default_rng(0).standard_normal((2000, 8)).astype(np.float32)
+    rule = make_rule("herd", 2000, 8, shard_sizes=shard_sizes, batch_size=7)
+    rule.observe(np.arange(2000), table)
+    rule.next_order()
+    seconds, orders = rule.last_solution.seconds, [rule.order.copy()]
+    rule.has_news = False
+    random = np.random.default_rng(1).permutation(2000)
+    for _ in range(6):
+        orders.append(rule.next_order().copy())
+        assert rule.last_solution.seconds == seconds  # nothing was solved
+    assert len({order.tobytes() for order in orders}) == 7
+    shards = np.append(0, np.cumsum(shard_sizes or [2000]))
+    steps = []
+    for order in orders:
+        lists = [order[a:b] for a, b in itertools.pairwise(shards)]
+        steps.append({frozenset(np.concatenate([own[i : i + 7] for own in lists])) for i in range(0, 2000, 7)})
+        if shard_sizes is None:
+            assert herding_bound(table, order, batch_size=7).rms < 0.35 * herding_bound(table, random, batch_size=7).rms
+    assert all(each == steps[0] for each in steps)
+    rule.has_news = True
+    rule.next_order()
+    assert rule.last_solution.seconds != seconds
 
 
 def test_unseen_examples_count_as_the_mean():

@@ -200,13 +200,15 @@ def test_a_closed_state_grows() -> None:
 
 @pytest.mark.parametrize(
     ("examples", "layers", "dim"),
-    [(4096, "all", 4096), (4097, "all", 1024), (4096, "1%", 1024), (1 << 19, "all", 1024), ((1 << 19) + 1, "all", 256)],
+    [(4096, "all", 4096), (4097, "all", 1024), (4096, None, 1024), (1 << 19, "all", 1024), ((1 << 19) + 1, "all", 256)],
 )
-def test_few_examples_have_longer_sketches_where_all_layers_are_tapped(examples: int, layers: str, dim: int) -> None:
-    model = nn.Sequential(nn.Linear(40, 100), nn.ReLU(), nn.Linear(100, 60))
-    sampler = heeler.Sampler(range(examples), batch_size=64)
+def test_few_examples_have_longer_sketches_where_all_layers_are_tapped(
+    examples: int, layers: str | None, dim: int
+) -> None:
+    model = nn.Sequential(nn.Linear(400, 100), nn.ReLU(), nn.Linear(100, 600))
+    sampler = heeler.Sampler(range(examples), batch_size=64, budget=None)
     assert heeler.attach(model, sampler, layers=layers).sketcher.dim == sampler.session.dim == dim
-    assert heeler.explain(model, examples, 64, layers=layers).coverage.dim == dim
+    assert heeler.explain(model, examples, 64, layers=layers, budget=None).coverage.dim == dim
 
 
 def test_longer_sketches_leave_no_layer_out() -> None:

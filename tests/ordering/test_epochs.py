@@ -191,6 +191,6 @@ def test_it_is_a_distributed_sampler_but_no_random_sampler() -> None:
     ],
 )
 def test_small_models_keep_whole_gradients(examples: int, features: int, asked: int | None, dim: int) -> None:
-    sampler = heeler.Sampler(examples, batch_size=10, dim=asked)
+    sampler = heeler.Sampler(examples, batch_size=10, dim=asked, budget=None)
     handle = heeler.attach(nn.Linear(features, 1), sampler)
     assert (sampler.session.dim, handle.sketcher.exact) == (dim, dim == features + 1)

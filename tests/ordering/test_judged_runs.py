@@ -108,7 +108,7 @@ def test_gradients_that_stay_are_balanced_and_the_verdict_says_so(caplog: pytest
 
 def test_gradients_that_hardly_stay_end_it_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """They know their own examples, more often than not, and yet balance nothing."""
-    run = Run(stays=0.2)
+    run = Run(stays=0.14)
     with caplog.at_level(logging.WARNING, "heeler"):
         orders = run.train(0, 3)
         assert said(caplog) == 0
@@ -205,7 +205,7 @@ def test_a_state_of_after_the_warning_brings_no_second_one(
 ) -> None:
     """A solve that began before the epoch's end is over, and a look at the run has found it, when it is saved."""
     solve_early(monkeypatch)
-    run = Run(stays=0.2)
+    run = Run(stays=0.14)
     for epoch in range(8):
         run.train(epoch, epoch + 1)
         str(run.handle.verdict)

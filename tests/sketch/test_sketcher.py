@@ -70,7 +70,10 @@ def test_the_length_may_depend_on_the_number_of_covered_parameters() -> None:
         assert Sketcher(recurrent, dim=lambda n, limit=limit: n if n <= limit else 64).sketched == tapped  # type: ignore[misc]
     head = Sketcher(model, dim=lambda covered: covered if covered <= 200 else 64, layers=lambda name, _: name == "2")
     assert (head.exact, head.dim) == (True, 124)  # of the chosen layers' parameters, not of all
-    assert Sketcher(model, dim=lambda covered: covered, layers="1%").exact
+    assert Sketcher(
+        model,
+        dim=lambda covered: covered,
+    ).exact
 
 
 @pytest.mark.parametrize("kind", [dict, tuple, list])
@@ -316,7 +319,7 @@ def test_bad_arguments_say_what_to_do() -> None:
         Sketcher(make(), dim=lambda covered: -1, exact=True)
     with pytest.raises(ValueError, match='"mean" or "sum"'):
         Sketcher(make(), reduction="none")
-    with pytest.raises(ValueError, match='"2%"'):
+    with pytest.raises(ValueError, match=r"Sampler\(budget="):
         Sketcher(make(), layers="most")
     with pytest.raises(ValueError, match="no layer is left"):
         Sketcher(make(), layers=lambda name, module: False)

@@ -18,12 +18,12 @@ from heeler.forecast.step_timing import Timing
 from heeler.herding.strata import strata_of
 from heeler.herding.subset import Subset
 from heeler.ordering.distributed.ranks import find_ranks
-from heeler.ordering.refresh import REFRESH
-from heeler.ordering.setup import ONE_LEVEL, Setup, default_dim
+from heeler.ordering.pace import BUDGET, REFRESH, Costs, Pace
+from heeler.ordering.setup import ONE_LEVEL, Setup, default_dim, epoch_costs
 from heeler.sketch import Coverage, Sketcher
-from heeler.sketch.budget import Layers
 from heeler.sketch.compiled import HooksNotTraced
 from heeler.sketch.coverage import coverable
+from heeler.sketch.prices import Layers
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Explanation:
     order: str
     refresh: int
     """How many epochs old a sketch may get; 1 where sketches are taken in every epoch."""
+    pace: Pace
+    """In which epochs sketches are taken, as far as the budget allows."""
     steps: int
     """Per epoch, of each worker."""
     dim: int
@@ -81,11 +83,13 @@ class Explanation:
         """The whole run over a plain one, where the number of epochs is known: most epochs take no sketches."""
         if self.ratio is None or self.epochs is None:
             return None
-        return run_costs.run_time(self.epochs, self.ratio, self.refresh) / self.epochs
+        return run_costs.run_time(self.epochs, self.ratio, self.pace) / self.epochs
 
     def as_dict(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts of these."""
-        plain = dataclasses.asdict(dataclasses.replace(self, coverage=None))
+        plain = dataclasses.asdict(dataclasses.replace(self, coverage=None, pace=None))  # type: ignore[arg-type]
+        plain["budget"] = plain.pop("pace") or self.pace.budget
+        plain["sketched_epochs"] = None if self.epochs is None else self.pace.sketched(self.epochs)
         shown = ("share_of_parameters", "covered", "left_out")
         plain["coverage"] = self.coverage and {name: getattr(self.coverage, name) for name in shown}
         return {**plain, "works": self.works, "ratio": self.ratio, "run_ratio": self.run_ratio}
@@ -105,6 +109,7 @@ def explain(
     dim: int | None = None,
     strata: Any = None,
     refresh: int = REFRESH,
+    budget: float | None = BUDGET,
     layers: Layers = None,
     shards: Literal["global", "local"] = "global",
     loss: Callable[[nn.Module], Tensor] | None = None,
@@ -115,8 +120,8 @@ def explain(
 
         print(heeler.explain(model, dataset, 64, epochs=30, loss=lambda model: loss_fn(model(x), y)))
 
-    Nothing is trained and nothing of the model changes. `batch_size`, `order`, `dim`, `strata`, `refresh` and `shards`
-    are as for `heeler.Sampler`.
+    Nothing is trained and nothing of the model changes. `batch_size`, `order`, `dim`, `strata`, `refresh`,
+    `budget` and `shards` are as for `heeler.Sampler`.
 
     Args:
         model: as it will be given to `heeler.attach`.
@@ -138,14 +143,19 @@ def explain(
     own = dataset if isinstance(dataset, int) else len(dataset) if hasattr(dataset, "__len__") else 0
     examples = own * workers if shards == "local" else own
     given = None if strata is None or own < 1 else strata_of(strata, own)
-    setup = Setup(Subset(max(own, 1)), batch_size, order, dim, refresh, 0, workers, 0, shards, False, given)
+    setup = Setup(Subset(max(own, 1)), batch_size, order, dim, refresh, budget, 0, workers, 0, shards, False, given)
     rule = setup.rule
     findings = [*find.of_parts(model, dataset, own), *find.of_run(examples, batch_size * workers, epochs)]
 
-    def length(covered: int) -> int:
-        return setup.sketch_length(covered, coverable(model), max(examples, 1))
+    everything, prices = coverable(model, batch_size)
 
-    options: dict[str, Any] = {"dim": length, "layers": layers}
+    def costs_of(dim: int) -> Costs:
+        return epoch_costs(setup, max(examples, 1), prices.step, prices.sketches([], dim) or 0.0, dim)
+
+    def length(covered: int) -> int:
+        return setup.sketch_length(covered, everything, max(examples, 1), costs_of)
+
+    options: dict[str, Any] = {"dim": length, "layers": layers, "share": setup.layer_share}
     sketcher = _sketcher(model, options, findings) if rule.needs_vectors else None
     dim = sketcher.dim if sketcher is not None else dim or default_dim(max(examples, 1))
     if shards == "local" and not rule.coordinates_shards:  # each worker orders its shard alone
@@ -153,6 +163,8 @@ def explain(
     else:
         dealt = shards == "global"
         needs = run_costs.needs(order, examples, dim, workers, dealt=dealt, strata=given)
+    step, added = (0.0, 0.0) if sketcher is None else sketcher.step_seconds(batch_size)
+    costs = epoch_costs(setup, max(examples, 1), step, step if added is None else added, dim)
     timing = None
     if loss is not None and sketcher is not None and all(finding.level != "stops" for finding in findings):
         try:
@@ -169,12 +181,13 @@ def explain(
         epochs=epochs,
         order=order,
         refresh=refresh if rule.keeps_table else 1,
+        pace=Pace(refresh if rule.keeps_table else 1, budget if rule.keeps_table else None, costs),
         steps=-(-examples // (batch_size * workers)),
         dim=dim,
         exact=sketcher is not None and sketcher.exact,
         sketched=[] if sketcher is None else sketcher.sketched,
         coverage=None if sketcher is None else sketcher.coverage,
-        estimated_ratio=None if sketcher is None else sketcher.estimated_ratio(),
+        estimated_ratio=None if sketcher is None or added is None else 1 + added / step,
         timing=timing,
         needs=needs,
         findings=findings,

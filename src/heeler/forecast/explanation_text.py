@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 
 from heeler.forecast.run_costs import least_epochs, most_epochs
 from heeler.herding import rule_class
-from heeler.ordering.refresh import sketched_epochs
 
 if TYPE_CHECKING:
     from heeler.forecast.explain import Explanation
 
 WIDTH = 110
-LONG_SOLVE = 0.05
-"""A solve is mentioned if it takes more than this share of an epoch."""
 MEASURED = (
     "How many epochs it saves depends on the task and cannot be predicted: we measured savings from 90% (logistic "
     "regression on mortgages) to none (GPT and LSTM on WikiText-2); see RESULTS.md."
@@ -67,7 +64,7 @@ def _covered(found: Explanation) -> list[str]:
     lines = [f"{coverage.share_of_parameters:.1%} of the parameters, in {what} of {found.dim:,} dimensions: {names}"]
     spared = sum(reason.startswith("not chosen") for reason in coverage.left_out.values())
     if spared:
-        lines.append(f'{spared} parameters are left out because of their cost; layers="all" or "5%" sketches more')
+        lines.append(f"{spared} parameters are left out because of their cost; a larger budget= sketches more")
     return lines
 
 
@@ -90,18 +87,15 @@ def _time(found: Explanation) -> list[str]:
     elif found.sketched:
         lines.append("the cost model has no price for one of these layers: measure a step with loss=")
     if found.sketched and found.refresh > 1:
-        taken = "epochs 1, 2, 4, 8 and so on"
+        first = [str(age) for age in range(1, 41) if found.pace.is_due(age)][:4]
+        taken = f"epochs {', '.join(first)} and so on" if first else "none of the first 40 epochs"
         if found.epochs is not None:
-            taken = f"{sketched_epochs(found.epochs, found.refresh)} of {found.epochs} epochs"
+            taken = f"{found.pace.sketched(found.epochs)} of {found.epochs} epochs"
         run = "" if found.run_ratio is None else f": the run takes {found.run_ratio:.3f} times as long"
-        lines.append(f"sketches are taken in {taken}; the others cost next to nothing{run}")
+        limit = "without a limit" if found.pace.budget is None else f"within a budget of {found.pace.budget:.0%}"
+        lines.append(f"{limit}, sketches are taken in {taken}; the others cost what plain ones do{run}")
     if needs.solve_seconds:
         lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}")
-    if seconds is not None and needs.solve_seconds > LONG_SOLVE * seconds:
-        lines.append(
-            "every other epoch has a solve too, beside its steps: leave it a core (torch.set_num_threads), because "
-            "PyTorch's threads wait for one another"
-        )
     return lines or ["next to none"]
 
 
@@ -115,7 +109,7 @@ def _pays(found: Explanation) -> list[str]:
         least = least_epochs(ratio)
         first += f"; at {ratio:.2f} times the time for each of them, runs of fewer than {least} epochs cannot pay"
         if found.epochs is not None and found.epochs >= least:
-            most = most_epochs(found.epochs, ratio, found.refresh)
+            most = most_epochs(found.epochs, ratio, found.pace)
             more = [f"{found.epochs} epochs pay if Heeler needs {most} or fewer to the loss that random orders end at"]
     return [first, *more, MEASURED]
 

@@ -6,14 +6,11 @@ import math
 from dataclasses import dataclass
 
 from heeler.herding import rule_class
+from heeler.herding.batches import solve_seconds
 from heeler.herding.strata import COLUMNS, Strata
 from heeler.herding.vectors import AXES
-from heeler.ordering.refresh import sketched_epochs
+from heeler.ordering.pace import Pace
 
-SWEEP, EXCHANGE = 3e-9, 1e-8
-"""Seconds of a solve of `herd` per number of the table, and per number that exchanges look at. One core of a shared AMD
-EPYC, 2026-11-18: 7,188 × 1,024 took 18 ms, and 10^6 × 256, of which exchanges look at all numbers, 2.5 s
-(`python -m benchmarks solver`). The machine was among the faster ones; these are twice its times."""
 ORDER_BYTES = 80
 """Per example, for orders while a solve runs; long sketches' parts along the principal axes come on top."""
 
@@ -65,7 +62,7 @@ def needs(
         leader = worker * (workers - 1)
     solve = 0.0
     if rule.solves_in_background:
-        solve = examples * (SWEEP * wide + EXCHANGE * min(wide, AXES))
+        solve = solve_seconds(examples, wide)
     axes = 2 * AXES if solve and wide > 2 * AXES else 0
     return Needs(table, (ORDER_BYTES + axes) * examples, checkpoint, worker, leader, solve)
 
@@ -75,11 +72,11 @@ def least_epochs(ratio: float) -> int:
     return math.floor(2 * ratio) + 1
 
 
-def run_time(epochs: int, ratio: float, refresh: int) -> float:
-    """What `epochs` of Heeler's epochs take, in plain ones: those without sketches cost next to nothing more."""
-    return epochs + (ratio - 1) * sketched_epochs(epochs, refresh)
+def run_time(epochs: int, ratio: float, pace: Pace) -> float:
+    """What `epochs` of Heeler's epochs take, in plain ones: those without sketches cost what plain ones do."""
+    return epochs + (ratio - 1) * pace.sketched(epochs)
 
 
-def most_epochs(epochs: int, ratio: float, refresh: int) -> int:
+def most_epochs(epochs: int, ratio: float, pace: Pace) -> int:
     """In how many epochs Heeler must be where a random run is after `epochs`, if it is not to take longer."""
-    return next((n for n in range(epochs, 0, -1) if run_time(n, ratio, refresh) <= epochs + 1e-9), 0)
+    return next((n for n in range(epochs, 0, -1) if run_time(n, ratio, pace) <= epochs + 1e-9), 0)

@@ -29,11 +29,15 @@ from heeler.herding import validate as check
 from heeler.herding.solver import Solution
 from heeler.herding.sweeps import sharing_groups
 from heeler.herding.validate import IntArray
-from heeler.herding.vectors import Vectors, make_vectors
+from heeler.herding.vectors import AXES, Vectors, make_vectors
 from heeler.native import loops
 
 SWEEPS = 10
 """Balance sweeps before examples are exchanged: twice as many leave 0.98 of the prefixes (`benchmarks.realized`)."""
+SWEEP_SECONDS, EXCHANGE_SECONDS = 3e-9, 1e-8
+"""Seconds of a solve per number of the table, and per number that exchanges look at. One core of a shared AMD EPYC,
+2026-11-18: 7,188 × 1,024 took 38 ms, and 10^6 × 256, of which exchanges look at all numbers, 2.5 s
+(`python -m benchmarks solver`). The machine was among the faster ones; these are up to twice its times."""
 
 
 def solve_batches(
@@ -88,6 +92,25 @@ def order_batches(vectors: Vectors, *, batch_size: int, seed: Any, begun: float 
     bound, random = (math.sqrt(each / steps.count) * vectors.unit for each in (prefixes, random_prefixes))
     left = sums / random_sums if random_sums > 0 else 1.0
     return Solution(order, random, bound, random, SWEEPS, time.perf_counter() - begun, left)
+
+
+def turned(order: IntArray, shards: IntArray, batch_size: int, rng: np.random.Generator) -> IntArray:
+    """(N,) another order that is about as good, at no cost: the same steps, from another one on, perhaps backwards.
+
+    The sum of the first t steps is the difference of two prefixes of the old order, or minus one. Steps that all
+    workers take with a full batch are turned; the others stay at the end. Within a step examples are shuffled.
+    """
+    out, full = order.copy(), int(np.diff(shards).min()) // batch_size
+    steps = np.roll(np.arange(full), -int(rng.integers(max(full, 1))))[:: -1 if rng.integers(2) else 1]
+    for a in shards[:-1].tolist():
+        own = slice(a, a + full * batch_size)
+        out[own] = rng.permuted(order[own].reshape(full, batch_size)[steps], axis=1).reshape(-1)
+    return out
+
+
+def solve_seconds(examples: int, dim: int) -> float:
+    """What a solve takes, about, on one core."""
+    return examples * (SWEEP_SECONDS * dim + EXCHANGE_SECONDS * (dim if dim <= 2 * AXES else AXES))
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,6 @@ class SketchTable:
         self.own = OwnCheck(len(self), self.dim, strata)
         self.persistence = Persistence(len(self))
         self.scale, self.dropped, self._scaled = 1.0, 0, False
-        self.version = 0
-        """Changes with the rows."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -96,7 +94,6 @@ class SketchTable:
     def forget(self, indices: IntArray) -> None:
         """Examples `indices` (b,) have no sketch any more."""
         self.seen[indices] = False
-        self.version += 1
 
     def sketches(self, indices: ArrayLike) -> NDArray[np.float32]:
         """The true sketches of some examples, (b, K) float32; zeros for those not seen."""
@@ -121,7 +118,6 @@ class SketchTable:
         np.copyto(self.rows, check.as_numpy(state["rows"], "rows"))
         np.copyto(self.seen, check.as_numpy(state["seen"], "seen"))
         self._restore_numbers(state)
-        self.version += 1
 
     def _numbers(self) -> dict[str, Any]:
         """What a state holds besides rows."""
@@ -149,7 +145,6 @@ class SketchTable:
         self._compare(self.rows, self.seen[where], where, where, values)
         self._store(self.rows, where, values)
         self.seen[where] = True
-        self.version += 1
 
     def _compare(
         self,

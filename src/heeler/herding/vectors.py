@@ -21,9 +21,9 @@ from heeler.herding.validate import Array, IntArray
 from heeler.native import loops
 from heeler.native.loops import Rows
 
-AXES = 64
+AXES = 128
 """Numbers of a vector that exchanges look at. `benchmarks.realized` has what other numbers are worth."""
-SAMPLE = 4 * AXES
+SAMPLE = 2 * AXES
 """Vectors that the axes are taken from, and as many others that show how much the axes hold."""
 HELD = 0.5
 """The share of the squared lengths that the axes must hold."""

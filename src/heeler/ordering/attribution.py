@@ -44,12 +44,12 @@ _ROW_BITS = 24
 class Attribution:
     """Sketches on their way from passes to examples.
 
-    before: one whose count of ignored passes goes on, and whose messages are not said again.
+    before: one whose counts go on, and whose messages are not said again.
     """
 
     def __init__(self, before: Attribution | None = None) -> None:
         self.ignored: int = 0 if before is None else before.ignored
-        self.filed = 0
+        self.filed: int = 0 if before is None else before.filed
         """Examples filed in this epoch."""
         self._host_copy = HostCopy()
         self._staged: list[tuple[int, Tensor, Tensor | None]] = []
@@ -58,7 +58,7 @@ class Attribution:
         """And the window of each, under way."""
         self._serial = 0
         self._sums = StepSums()
-        self._seen = np.zeros(0, np.uint8)
+        self._seen = np.zeros(0, np.uint8) if before is None else before._seen
         """A bit per example that was filed in this epoch."""
         self._knows = False
         """A pass of this epoch was known by its inputs."""

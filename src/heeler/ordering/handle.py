@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -22,11 +23,11 @@ from heeler.ordering.session import Session
 from heeler.ordering.state import StateError, to_numpy, to_torch
 from heeler.ordering.verify import Verification, verify
 from heeler.sketch import Coverage, Sketcher, projection
-from heeler.sketch.budget import Layers
 from heeler.sketch.coverage import coverable
+from heeler.sketch.prices import Layers
 
-ONLY_COUNT = "0.001%"
-"""Layers for a rule without gradients: only passes are counted, for positions, and one cheap layer tells that."""
+ONLY_COUNT = 1e-5
+"""Share of a step for a rule without gradients: only passes are counted, for positions, and one cheap layer tells."""
 
 
 def attach(
@@ -48,7 +49,7 @@ def attach(
     Args:
         model: the model that is trained; the one that the loop calls (the DDP or compiled wrapper, where there is one).
         sampler: the sampler that its training loader draws from.
-        layers: which layers to sketch: None for the default choice, "all", a budget such as "2%" of the step's time,
+        layers: which layers to sketch: None for those that are worth their price (see `Sampler(budget=...)`), "all",
             or a predicate `(name, module) -> bool`.
         exact: keep exact gradients, however long; not together with `Sampler(dim=...)`.
         batch_dim: the batch's dimension in the model's first tensor argument and in its activations; or, where no
@@ -60,19 +61,20 @@ def attach(
             out: `lambda batch: batch["index"]`. Needed only where the collate function sorts, drops or augments
             examples and they cannot be recognized in the batch, as texts that it tokenizes.
     """
+    begun = time.perf_counter()
     session = sampler.session
     session.check_attachable()
     scaler = unwrapped_scaler(scaler)
     if exact and session.setup.dim is not None:
         raise ValueError(f"exact=True keeps all numbers, Sampler(dim={session.setup.dim}) so many: say one of the two")
-    if not session.rule.needs_vectors and layers is None:
-        layers = ONLY_COUNT
+    everything, prices = coverable(model, session.setup.batch_size)
     sketcher = Sketcher(
         model,
         session,
-        dim=partial(session.sketch_length, everything=coverable(model)),
+        dim=partial(session.sketch_length, everything=everything, prices=prices),
         seed=session.setup.seed,
         layers=layers,
+        share=session.setup.layer_share if session.rule.needs_vectors else ONLY_COUNT,
         exact=exact,
         batch_dim=batch_dim,
         scaler=scaler,
@@ -84,6 +86,7 @@ def attach(
         sketcher.detach()
         raise
     handle = Handle(session, sketcher, ScalerWatch(model.parameters()) if scaler is None else None)
+    session.spent.start += time.perf_counter() - begun
     logging.getLogger("heeler").info("attached: %s", str(handle.coverage).splitlines()[0])
     return handle
 

@@ -18,7 +18,7 @@ from heeler.herding.validate import IntArray
 from heeler.notices import warn
 from heeler.ordering.distributed.ranks import find_ranks
 from heeler.ordering.loader_probe import drawing_loader
-from heeler.ordering.refresh import REFRESH
+from heeler.ordering.pace import BUDGET, REFRESH
 from heeler.ordering.session import Session
 from heeler.ordering.setup import ONE_LEVEL, Links, Setup
 
@@ -58,6 +58,10 @@ class Sampler(DistributedSampler[Any]):
             `refresh`-th; between them orders come from the sketches that are there, and steps run at full speed. 1: in
             every epoch. Rules that keep no table of sketches (the published ones) see every epoch anyway. Compiled
             models are compiled twice: with sketches, and without.
+        budget: the share of the run's time that Heeler may take: 0.02, or None for no limit. What does not fit is left
+            out: layers, dimensions, sketched epochs, and in the end all of it. It is decided by a model of the
+            machine, so that the same seed gives the same orders; `handle.metrics()` has what was measured. Any run may
+            take a quarter of a second, and counts as one of ten epochs or more.
         seed: of everything random. The same on all workers.
         num_replicas: workers; by default from `torch.distributed`, else one.
         rank: which one of them this is.
@@ -79,6 +83,7 @@ class Sampler(DistributedSampler[Any]):
         strata: Any = None,
         subset: WeightedExamples | Mapping[str, Any] | ArrayLike | None = None,
         refresh: int = REFRESH,
+        budget: float | None = BUDGET,
         seed: int = 0,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -110,6 +115,7 @@ class Sampler(DistributedSampler[Any]):
             order=order,
             dim=dim,
             refresh=refresh,
+            budget=budget,
             seed=seed,
             workers=workers,
             rank=rank,

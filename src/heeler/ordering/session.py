@@ -7,6 +7,7 @@ sketches with their stamps: `drain`. Who reads the epoch, and what counts as tra
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,14 +30,16 @@ from heeler.ordering.distributed.ranks import agree
 from heeler.ordering.epoch import Epoch, Plan
 from heeler.ordering.iterations import Iterations
 from heeler.ordering.loader_probe import is_endless
+from heeler.ordering.pace import Costs, Pace
 from heeler.ordering.pass_values import Stamp
 from heeler.ordering.planner import FORGET, Planner
 from heeler.ordering.progress import Ids, Progress
-from heeler.ordering.refresh import is_due
-from heeler.ordering.setup import Links, Setup, default_dim, make_planner
+from heeler.ordering.setup import Links, Setup, default_dim, epoch_costs, make_planner
 from heeler.ordering.source import SketchSource
+from heeler.ordering.spent import Spent
 from heeler.ordering.state import StateError, check_state, check_subset, subset_state
 from heeler.ordering.training import Training
+from heeler.sketch.prices import Prices
 
 ENOUGH_TRAINED = 0.9
 """The share of an epoch that must have been trained on for its sketches to last."""
@@ -67,6 +70,7 @@ class Session:
         self.setup, self.links = setup, links
         self.dim = setup.dim or setup.rule.dim or default_dim(sum(links.shard_sizes or (setup.examples,)))
         """Dimensions of a sketch."""
+        self.pace, self.spent = Pace(setup.refresh), Spent()
         self.planner: Planner = make_planner(setup, links, self.dim)
         self.epoch = self._epoch(0, self.planner.first())
         self.iterations = Iterations()
@@ -103,7 +107,7 @@ class Session:
                     "the table holds subsets of several workers' local examples side by side, whose indices are known "
                     "to those workers alone: heeler.selection.select_together gives every worker its own part"
                 )
-            return Subset(sum(self.links.shard_sizes))
+            return Subset(self.examples)
         return self.setup.subset
 
     @property
@@ -121,11 +125,30 @@ class Session:
         """Whether sketches are taken in the current epoch."""
         if not self.rule.needs_vectors or self.planner.gave_up:
             return False
-        return not self.rule.keeps_table or is_due(self.epoch.number - self._sketches_began + 1, self.setup.refresh)
+        return not self.rule.keeps_table or self.pace.is_due(self.epoch.number - self._sketches_began + 1)
 
-    def sketch_length(self, covered: int, everything: int) -> int:
-        """Dimensions of a sketch of a model with so many covered parameters."""
-        return self.setup.sketch_length(covered, everything, sum(self.links.shard_sizes or (self.setup.examples,)))
+    @property
+    def examples(self) -> int:
+        """Of all workers."""
+        return sum(self.links.shard_sizes or (self.setup.examples,))
+
+    def sketch_length(self, covered: int, everything: int, prices: Prices) -> int:
+        """Dimensions of a sketch of a model with so many covered parameters, whose steps have these prices."""
+
+        def costs_of(dim: int) -> Costs:
+            return epoch_costs(self.setup, self.examples, prices.step, prices.sketches([], dim) or 0.0, dim)
+
+        return self.setup.sketch_length(covered, everything, self.examples, costs_of)
+
+    def _costs(self, source: SketchSource) -> Costs:
+        """The same on all ranks: those of the one with the slowest machine."""
+        step, sketches = source.step_seconds(self.setup.batch_size)
+        costs = epoch_costs(self.setup, self.examples, step, step if sketches is None else sketches, source.dim)
+        for group in (self.links.workers, self.links.peers):
+            if group is not None:
+                told = [tuple(map(float, text.split())) for text in group.all_texts(" ".join(map(repr, costs)))]
+                costs = Costs(*max(told))
+        return costs
 
     # A model
 
@@ -161,6 +184,7 @@ class Session:
             self._adopt_dim(source.dim)
         self.iterations.training.attach(source)
         self.iterations.attach_changed()
+        self.pace = Pace(self.setup.refresh, self.setup.budget, self._costs(source))
         self._source, self.ids = source, ids and self._ids_in_subset(ids)
         source.sketching = self.takes_sketches
         self._finish_if_over()
@@ -208,6 +232,7 @@ class Session:
 
     def forward_begins(self, rows: int, inputs: Tensor | None) -> Stamp:
         """Sketches of passes before this one are stored now; this one is about what was handed out by now."""
+        self.spent.step()
         self.drain()
         latest, source = self._latest(), self._source
         is_mean = source is None or source.reduction == "mean"
@@ -217,6 +242,7 @@ class Session:
 
     def forward_counted(self, rows: int | None) -> None:
         """A forward that nobody sketches: how far the loop has come still matters."""
+        self.spent.step()
         if not self.attribution.is_naming:
             latest = self._latest()
             latest.advance(latest.handed_out if rows is None else rows, latest.handed_out)
@@ -298,6 +324,7 @@ class Session:
             return
         if self.planner.wants_start(self.epoch, current.trained, sketched=sketched):
             self._deliver(wait=True)
+            self.rule.has_news = self.takes_sketches
             self.planner.start(self.epoch)
 
     def _settle(self) -> None:
@@ -396,7 +423,7 @@ class Session:
             if progress.done:
                 self._settle()
                 self._judge(progress)
-                self.planner.finish(self.epoch)
+                self._finish()
 
     def iteration_left(self, progress: Progress) -> None:
         """The same, if nobody else trains in this epoch."""
@@ -406,7 +433,11 @@ class Session:
 
     def _finish_if_over(self) -> None:
         if self.judge_if_over():
-            self.planner.finish(self.epoch, may_go_on=not self.progress.over)
+            self._finish(may_go_on=not self.progress.over)
+
+    def _finish(self, *, may_go_on: bool = False) -> None:
+        self.rule.has_news = self.takes_sketches
+        self.planner.finish(self.epoch, may_go_on=may_go_on)
 
     def judge_if_over(self) -> bool:
         """Whether the epoch has come to its end; if so, nothing of it is left to decide."""
@@ -437,13 +468,18 @@ class Session:
             self._sketches_began += 1  # an epoch that was cut short has left examples without a sketch: one more
         if self._misfiled:
             self._sketches_began = self.epoch.number + 1  # start again
-        self._turn_to(self._epoch(self.epoch.number + 1, self._next_plan(self.epoch)))
+        self.spent.end_epoch(sketched=self.takes_sketches)
+        begun = time.perf_counter()
+        plan = self._next_plan(self.epoch)
+        self.spent.waits += time.perf_counter() - begun
+        self._turn_to(self._epoch(self.epoch.number + 1, plan))
 
     def _turn_to(self, epoch: Epoch) -> None:
         self.epoch, self._misfiled = epoch, 0
         self.attribution.begin_epoch()
 
     def _next_plan(self, epoch: Epoch) -> Plan:
+        self.rule.has_news = self.takes_sketches
         plan = self.planner.next(epoch)
         self._tell_if_unknown()
         return plan
@@ -578,6 +614,10 @@ class Session:
             numbers["evenness"], numbers["evenness_lost"] = judgement.looks[-1].evenness, judgement.loss_of_evenness
             if judgement.balance is not None:
                 numbers["realized_steps"], numbers["realized_prefixes"] = judgement.balance
+        if self.pace.budget is not None:
+            numbers["budget"] = self.pace.budget
+            numbers["planned_share"] = self.pace.share(self.epoch.number - self._sketches_began + 1)
+        numbers |= self.spent.metrics()
         solution = self.rule.last_solution
         if solution is not None:
             numbers["herding_bound"] = float(solution.bound_after)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from heeler.herding import OrderingRule, RuleSpec, make_rule, rule_class
+from heeler.herding.batches import solve_seconds
 from heeler.herding.rules import check_uses_strata
 from heeler.herding.rules.spec import as_rule
 from heeler.herding.strata import Strata
@@ -21,8 +23,10 @@ from heeler.ordering.distributed.member import Member
 from heeler.ordering.distributed.ranks import Ranks, agree
 from heeler.ordering.distributed.strata import digest, gather_codes
 from heeler.ordering.distributed.transport import GlooTransport, Transport
+from heeler.ordering.pace import START_SECONDS, Costs, affordable_dim
 from heeler.ordering.partition import Partition
 from heeler.ordering.planner import LocalPlanner, Planner
+from heeler.sketch.prices import SHARE
 
 DIM, MORE, FEWER = 1024, 4096, 256
 """Dimensions of a sketch, by default; more of few examples where all layers are sketched, and fewer of very many. On a
@@ -50,6 +54,7 @@ class Setup:
     order: str | OrderingRule | RuleSpec
     dim: int | None
     refresh: int
+    budget: float | None
     seed: int
     workers: int
     rank: int
@@ -71,6 +76,12 @@ class Setup:
         for name, value in counts:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        budget = 1.0 if self.budget is None else self.budget
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
+            raise ValueError(
+                f"budget must be a share of the run's time such as 0.02, or None for no limit, got {self.budget!r}; "
+                'order="random" and order="stratified" cost nothing'
+            )
         if self.shards not in ("global", "local"):
             raise ValueError(f'shards must be "global" or "local", got {self.shards!r}')
         if not 0 <= self.rank < self.workers:
@@ -141,16 +152,26 @@ class Setup:
         """Whether workers must hear of what the others see."""
         return self.rule.needs_vectors and (self.shards == "global" or self.rule.coordinates_shards)
 
-    def sketch_length(self, covered: int, everything: int, examples: int) -> int:
-        """Numbers per sketch for so many covered parameters and examples in all: what was asked for, else by size.
+    @property
+    def layer_share(self) -> float:
+        """What sketches of the chosen layers may add to a step: more layers have not been seen to gain anything."""
+        return SHARE if self.budget is None else min(SHARE, self.budget / 2)
 
-        everything: the parameters that could be covered.
+    def sketch_length(
+        self, covered: int, everything: int, examples: int, costs_of: Callable[[int], Costs] | None = None
+    ) -> int:
+        """Dimensions for so many covered parameters and examples in all: what was asked for, else by size and cost.
+
+        everything: the parameters that could be covered. costs_of: of an epoch with sketches of so many dimensions.
         """
         wanted = self.dim or self.rule.dim
         if wanted is not None:
             return wanted
         usual = MORE if covered == everything and 2 * MORE * examples <= FEW_BYTES else default_dim(examples)
-        return covered if covered <= max(usual, largest_exact(examples)) else usual
+        length = covered if covered <= max(usual, largest_exact(examples)) else usual
+        if costs_of is None or not self.rule.keeps_table:
+            return length
+        return affordable_dim(length, self.refresh, self.budget, costs_of)
 
 
 class Links:
@@ -206,6 +227,7 @@ class Links:
             "shards": setup.shards,
             "drop_last": setup.drop_last,
             "refresh": setup.refresh,
+            "budget": setup.budget,
         }
         if setup.shards == "global":
             facts |= {"the dataset's length": setup.subset.length, "strata": digest(setup.strata)}
@@ -278,6 +300,17 @@ def _make_rule(setup: Setup, links: Links, partition: Partition, dim: int, seed:
         spec = setup.order.for_worker(setup.rank, setup.workers)
         return spec.make(examples, dim, **common, portions=portions)
     return make_rule(setup.order, examples, dim, **common, **options)
+
+
+def epoch_costs(setup: Setup, examples: int, step: float, sketches: float, dim: int) -> Costs:
+    """What epochs of so many examples, of all workers, cost with these seconds per step.
+
+    The order that sketches of `dim` dimensions are made into is waited for by all.
+    """
+    steps = math.ceil(examples / (setup.batch_size * setup.workers))
+    own = examples if setup.is_coordinated else math.ceil(examples / setup.workers)
+    solve = solve_seconds(own, dim) if setup.rule.solves_in_background else 0.0
+    return Costs(steps * step, steps * sketches + solve, START_SECONDS)
 
 
 def default_dim(examples: int) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
+from heeler.sketch.prices import NOMINAL, Prices, prices
 from heeler.sketch.survey import survey
-from heeler.torch_private import unwrapped
+from heeler.torch_private import is_compiled, unwrapped
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Coverage:
         return "\n".join(lines)
 
 
-def coverable(model: nn.Module) -> int:
-    """How many parameters sketches of a model cover if all of its layers are sketched."""
+def coverable(model: nn.Module, batch: float) -> tuple[int, Prices]:
+    """How many parameters sketches of a model cover if all layers are sketched, and what steps of a batch cost."""
     found = survey(unwrapped(model))
-    return found.count(found.layers)
+    device = next((p.device for p in found.parameters.values()), torch.device("cpu"))
+    return found.count(found.layers), prices(found.layers, NOMINAL, device, is_compiled(model), batch)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from heeler.sketch import compiled
 from heeler.sketch.backward_count import BackwardCount
-from heeler.sketch.budget import Layers, choose, prices
 from heeler.sketch.coverage import Coverage, Line
 from heeler.sketch.layer_hooks import LayerHook
 from heeler.sketch.matrices import AnyMatrix, AnyVector
 from heeler.sketch.passes import Nobody, SketchListener
+from heeler.sketch.prices import SHARE, Layers, Prices, choose, prices
 from heeler.sketch.recorder import Recorder
 from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf, watch
 from heeler.sketch.survey import assign_columns, clean_name, draw, survey
@@ -37,8 +37,9 @@ class Sketcher:
             K is at least that number, the sketch is the exact gradient, and `sketcher.dim` is that number. Otherwise a
             square (256 = 16 × 16) is best.
         seed: of the projections, which depend on it and on the parameters' names alone.
-        layers: None for the default choice, "all", a budget such as "2%" of the step's time, or a predicate
+        layers: None for the best that `share` of a step's time pays for, "all", or a predicate
             `(name, module) -> bool`.
+        share: what sketches of these layers may add to a step, by the cost model.
         exact: keep the exact gradient whatever its length: the covered parameters' gradients side by side, in the
             model's order.
         batch_dim: the batch's dimension in the model's first tensor argument and in its activations; or, where no
@@ -55,6 +56,7 @@ class Sketcher:
         dim: Dim = 256,
         seed: int = 0,
         layers: Layers = None,
+        share: float = SHARE,
         exact: bool = False,
         batch_dim: BatchDim = 0,
         scaler: Any = None,
@@ -76,7 +78,7 @@ class Sketcher:
             layers = "all"
         # Layers cost what those of a sketch would that is not exact, and leaves some out.
         length = length_of(1 << 60)
-        self._layers = choose(found.layers, layers, length, device, self._is_compiled)
+        self._layers = choose(found.layers, layers, share, length, device, self._is_compiled)
         count = found.count(self._layers)
         if not count:
             raise ValueError("no layer is left to sketch: " + _why(found.reasons))
@@ -258,13 +260,15 @@ class Sketcher:
         """What every covered weight (a `Matrix`) and every gain or bias of a norm (a `Vector`) is sketched with."""
         return [part for layer in self._layers for part in (*layer.matrices, *layer.vectors.values())]
 
-    def estimated_ratio(self) -> float | None:
-        """A sketched step's time over a plain one's by the cost model that chooses layers; None where it knows no cost.
-
-        Right within a factor of two or so.
-        """
+    def prices(self, batch: float) -> Prices:
+        """What a step with so many examples costs by the cost model, plain and with sketches."""
         device = next(iter(self._survey.parameters.values())).device
-        return prices(self._survey.layers, self.dim, device, self._is_compiled).ratio(self._layers)
+        return prices(self._survey.layers, self.dim, device, self._is_compiled, batch)
+
+    def step_seconds(self, batch: float) -> tuple[float, float | None]:
+        """What a plain step costs by the cost model, and what sketches add to it; None where it knows no price."""
+        found = self.prices(batch)
+        return found.step, found.sketches(self._layers, self.dim)
 
     @property
     def chosen(self) -> list[str]:

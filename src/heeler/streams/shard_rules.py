@@ -58,6 +58,7 @@ class ShardedHerd(_Sharded, Herd):
 
     coordinates_shards = False
     uses_strata = False
+    steps_may_turn = False  # readers hold a few shards at a time
 
     def _unsolved_order(self) -> IntArray:
         return self._first_order()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding import validate as check
-from heeler.herding.batches import order_batches
+from heeler.herding.batches import order_batches, turned
 from heeler.herding.judgement import ENOUGH, SHAPE, Judgement, Look
 from heeler.herding.realized import evenness, realized_balance, row_squares
 from heeler.herding.rules.base_rule import BaseRule
@@ -17,7 +17,7 @@ from heeler.herding.solver import Solution
 from heeler.herding.strata import stratified_shards
 from heeler.herding.table import SketchTable
 from heeler.herding.validate import IntArray
-from heeler.herding.vectors import Vectors, make_vectors
+from heeler.herding.vectors import make_vectors
 from heeler.native import build
 
 
@@ -39,8 +39,15 @@ class Turn(NamedTuple):
     """What `Herd.solve` finds."""
 
     judgement: Judgement
-    solution: Solution | None
-    """None for an epoch without one."""
+    solution: Solution | None = None
+    """None for an epoch that is left to chance, or has the steps of the one before it."""
+    order: IntArray | None = None
+    """(N,) of an epoch that has these steps."""
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the next order comes from sketches."""
+        return self.solution is not None or self.order is not None
 
 
 class Herd(TabledRule):
@@ -52,14 +59,14 @@ class Herd(TabledRule):
     and those in which class noise helps. The loops let go of the GIL, so a solve can run in a thread. An example
     without a vector counts as the mean.
 
-    A solve starts from a new random order, not from the last one. The result is as good, and an order that is like the
-    one before is not: networks that memorize fit the examples worse when they come in the same order again
-    (RESULTS.md, LeNet and GPT: above random's loss with one order for up to 8 epochs, level with it or below with new
-    ones).
+    Only new sketches are worth a solve, which starts from a new random order. Between them every epoch has the steps of
+    the one before, in another order (`turned`), at no cost.
     """
 
     judges = True
     """Whether it looks at what its orders do, and leaves epochs to chance where that is better. For studies."""
+    steps_may_turn = True
+    """Whether an order may have the steps of the one before, in another order."""
     judgement: Judgement
     coordinates_shards = True
     solves_in_background = True
@@ -71,7 +78,6 @@ class Herd(TabledRule):
         self.table = SketchTable(self.examples, self.dim or 0, self.strata)
         self._seed = common.get("seed", 0)
         self.judgement = Judgement()
-        self._made: tuple[Any, Vectors] | None = None
 
     def _unsolved_order(self) -> IntArray:
         """Stratified, where there are strata and class noise does not help (docs/will-it-help.md)."""
@@ -90,22 +96,26 @@ class Herd(TabledRule):
 
     def solve(self) -> Turn:
         """Judge, and order all examples if that helps. Changes nothing."""
-        if not self.table.seen.any():
-            return Turn(self.judgement, None)
-        judgement = self.judgement
-        looks = self.judges and self.table.persistence.is_refreshed and self.examples >= ENOUGH
+        judgement, table = self.judgement, self.table
+        if not table.seen.any():
+            return Turn(judgement)
+        # Not the rule's own generator: a solve in a thread must leave no trace, and may be run again.
+        rng = np.random.default_rng([self._seed, self.epoch])
+        is_solved = judgement.ordered and judgement.balances and not self.has_news
+        if is_solved and self.steps_may_turn:
+            return Turn(judgement, order=turned(self.order, self.offsets, self.batch_size, rng))
+        looks = self.judges and table.persistence.is_refreshed and self.examples >= ENOUGH
         if not looks and not judgement.balances:  # an epoch that is left to chance reads no rows
-            return Turn(judgement, None)
-        squares = row_squares(self.table.rows)
+            return Turn(judgement)
+        squares = row_squares(table.rows)
         if looks:
             judgement = judgement.after(self._look(squares))
         if not judgement.balances or (self.strata is not None and judgement.at_start):
-            return Turn(judgement, None)
-        # Not the rule's own generator: a solve in a thread must leave no trace, and may be run again.
-        weights, shorter = self.table.persistence.weights(squares / self.table.scale**2)
-        solution = self._solve(weights, np.random.default_rng([self._seed, self.epoch]))
+            return Turn(judgement)
+        weights, shorter = table.persistence.weights(squares / table.scale**2)
+        solution = self._solve(weights, rng)
         # Bounds in the gradients' own units: the table's scale may change before anybody reads them.
-        before, after, random = (bound * shorter / self.table.scale for bound in solution[1:4])
+        before, after, random = (bound * shorter / table.scale for bound in solution[1:4])
         return Turn(judgement, solution._replace(bound_before=before, bound_after=after, bound_random=random))
 
     def _look(self, squares: NDArray[np.float64]) -> Look:
@@ -123,11 +133,9 @@ class Herd(TabledRule):
 
     def _solve(self, weights: NDArray[np.float32] | None, rng: np.random.Generator) -> Solution:
         """Order all examples by what their rows predict, each times its weight, (N,)."""
-        key = (self.table.version, None if weights is None else weights.tobytes())
-        if self._made is None or self._made[0] != key:  # until rows change, every epoch is made from the same vectors
-            options: dict[str, Any] = {"seen": self.table.seen, "weights": weights, "strata": self.strata}
-            self._made = key, make_vectors(self.table.rows, self.offsets, **options)
-        return order_batches(self._made[1], batch_size=self.batch_size, seed=rng)
+        options: dict[str, Any] = {"seen": self.table.seen, "weights": weights, "strata": self.strata}
+        vectors = make_vectors(self.table.rows, self.offsets, **options)
+        return order_batches(vectors, batch_size=self.batch_size, seed=rng)
 
     def _weighed(self, weights: NDArray[np.float32] | None) -> NDArray[np.float16]:
         """(N, K) a copy of the rows times their weights, for those who cannot take the two apart."""
@@ -135,8 +143,10 @@ class Herd(TabledRule):
 
     def commit(self, turn: Turn) -> IntArray:
         """Make what `solve` found the next epoch's order, and close the epoch."""
+        self.judgement = replace(turn.judgement, ordered=turn.ordered)
+        if turn.order is not None:
+            return self._turn_to(turn.order)
         self.last_solution = turn.solution
-        self.judgement = replace(turn.judgement, ordered=turn.solution is not None)
         if turn.solution is None:
             return self._turn_to(self._unsolved_order())
         return self._turn_to(self._with_unseen(self._by_worker(turn.solution.order)))

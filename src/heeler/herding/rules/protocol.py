@@ -39,6 +39,8 @@ class OrderingRule(ABC):
     """Whether it can do nothing without strata."""
     dim: int | None = None
     """K, the length of the vectors; None: any."""
+    has_news: bool = True
+    """Whether this epoch brings vectors. Who feeds the rule says so before it asks for the next order."""
     last_solution: Solution | None = None
     """Bounds, sweeps and seconds of the last solve, of a rule that solves."""
     judgement: Judgement | None = None

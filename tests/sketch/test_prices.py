@@ -15,21 +15,23 @@ from torch.nn import functional as F
 from benchmarks import overhead
 from heeler.herding import herding_bound, solve
 from heeler.sketch import Sketcher
-from heeler.sketch.budget import MACHINES
 from heeler.sketch.layer_rules.linear import LinearRule
+from heeler.sketch.prices import MACHINES
 from heeler.sketch.projection import projection, random_signs, split_dim, split_for
 from heeler.sketch.survey import survey
 
 
 def test_budget_buys_more_layers_and_keeps_tied_ones_together() -> None:
     model = overhead.GPT(64, 4, 4, 300, 16)
-    covered = [set(Sketcher(model, layers=budget).coverage.covered) for budget in ("0.1%", "5%", "20%", "1000%", "all")]
+    shares = (0.001, 0.05, 0.2, 10.0)
+    covered = [set(Sketcher(model, share=share).coverage.covered) for share in shares]
+    covered.append(set(Sketcher(model, layers="all").coverage.covered))
     for small, large in pairwise(covered):
         assert small <= large
     assert len(covered[0]) >= 1
     assert len(covered[0]) < len(covered[2]) < len(covered[4])
-    for budget in ("0.1%", "5%", "20%", "1000%"):
-        names = Sketcher(model, layers=budget).sketched
+    for share in shares:
+        names = Sketcher(model, share=share).sketched
         assert ("token" in names) == ("head" in names)
 
 
@@ -42,19 +44,19 @@ def test_a_budget_never_falls_back_on_recurrent_layers_where_a_tied_head_is_ther
             self.embedding, self.lstm, self.decoder = nn.Embedding(500, 8), nn.LSTM(8, 8), nn.Linear(8, 500)
             self.decoder.weight = self.embedding.weight
 
-    assert Sketcher(Tied(), layers="1%").sketched == ["embedding", "decoder"]
+    assert Sketcher(Tied()).sketched == ["embedding", "decoder"]
 
 
 def test_known_gradients_decide() -> None:
-    model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(6)])
+    model = nn.Sequential(*[nn.Linear(200, 200) for _ in range(6)])  # not so small that all are sketched
     for i, layer in enumerate(model):
         layer.weight.grad = torch.full_like(layer.weight, 10.0 if i == 4 else 0.1)  # type: ignore[operator,arg-type]
-    assert Sketcher(model, layers="0.1%").sketched == ["4"]
+    assert Sketcher(model, share=0.001).sketched == ["4"]
 
 
 def test_the_head_is_the_first_layer_that_a_budget_buys() -> None:
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-    assert Sketcher(model, layers="0.1%").sketched == ["4"]
+    assert Sketcher(model, share=0.001).sketched == ["4"]
 
 
 def test_columns_that_a_gpu_leaves_unread_are_not_paid_for() -> None:
@@ -129,11 +131,13 @@ def test_a_bias_shared_by_several_layers_is_left_out() -> None:
 
 def test_the_ratio_is_that_of_the_chosen_layers() -> None:
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-    few, most = (Sketcher(model, layers=layers).estimated_ratio() for layers in ("0.1%", "all"))
+    sketchers = Sketcher(model, share=0.001), Sketcher(model, layers="all")
+    (step, few), (same, most) = (sketcher.step_seconds(64) for sketcher in sketchers)
+    assert step == same
     assert few is not None
     assert most is not None
-    assert 1 < few < most < 2
-    assert Sketcher(nn.LSTM(8, 8), layers="all").estimated_ratio() is None  # too expensive to have a price
+    assert 0 < few < most < step
+    assert Sketcher(nn.LSTM(8, 8), layers="all").step_seconds(64)[1] is None  # too expensive to have a price
 
 
 def test_projections() -> None:
