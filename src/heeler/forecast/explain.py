@@ -141,6 +141,7 @@ def explain(
     setup = Setup(Subset(max(own, 1)), batch_size, order, dim, refresh, 0, workers, 0, shards, False, given)
     rule = setup.rule
     findings = [*find.of_parts(model, dataset, own), *find.of_run(examples, batch_size * workers, epochs)]
+    findings += find.of_loops(rule.c_sources())
 
     def length(covered: int) -> int:
         return setup.sketch_length(covered, coverable(model), max(examples, 1))
