@@ -44,8 +44,7 @@ def in_processes(agenda: Agenda, place: Place, jobs: int, deadline: float, say: 
     """
     import torch.multiprocessing as processes
 
-    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):  # the processes share the machine's cores
-        os.environ.setdefault(name, "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes share the machine's cores
     context = processes.get_context("spawn")  # a CUDA context does not survive a fork
     ended: Any = context.Queue()
     crew: list[tuple[Any, Any]] = []

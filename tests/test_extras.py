@@ -14,7 +14,7 @@ from tests.test_architecture import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 COPIED = ["src", "tests", "benchmarks", "experiments", "examples", "pyproject.toml"]
-CORE_TESTS = [f"tests/{name}" for name in ("herding", "sketch", "ordering", "golden", "distributed")]
+CORE_TESTS = [f"tests/{name}" for name in ("native", "herding", "sketch", "ordering", "golden", "distributed")]
 
 
 def copy_without_extras(folder: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = {"numba", "llvmlite", "typer", "rich", "matplotlib", "sklearn"}
+HEAVY = {"typer", "rich", "matplotlib", "sklearn"}
 
 
 def loaded_by(code: str) -> set[str]:

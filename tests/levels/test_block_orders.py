@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from heeler.herding import herding_bound, make_rule, solve_batches
 from heeler.levels import BlockHerd
-from heeler.levels import block_kernels as kernels
+from heeler.levels import block_loops as kernels
 from heeler.levels.block_order import BlockOrder
 from heeler.levels.halves import TURNS, Blocks, Walk, halve, walk_blocks, whitening
 from heeler.levels.scatter import Scatter

@@ -146,6 +146,7 @@ def explain(
     setup = Setup(Subset(max(own, 1)), batch_size, order, dim, refresh, budget, 0, workers, 0, shards, False, given)
     rule = setup.rule
     findings = [*find.of_parts(model, dataset, own), *find.of_run(examples, batch_size * workers, epochs)]
+    findings += find.of_loops(rule.c_sources())
 
     everything, prices = coverable(model, batch_size)
 

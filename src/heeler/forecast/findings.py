@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from heeler.forecast.run_costs import Needs, least_epochs
+from heeler.native.build import NoCompilerError, load
 from heeler.ordering.labels import find_labels
 from heeler.sketch import Coverage
 
@@ -60,6 +62,14 @@ def of_run(examples: int, step: int, epochs: int | None) -> Iterator[Finding]:
     elif epochs == 1:
         what = "one epoch: the first order is random, and there is no second"
         yield stops(what, "train for several epochs, or leave Heeler out")
+
+
+def of_loops(sources: Iterable[Path]) -> Iterator[Finding]:
+    """C sources that a rule calls loops of, and that cannot be compiled here. Compiles them."""
+    try:
+        load(*sources)
+    except NoCompilerError as error:
+        yield stops(error.what, error.do)
 
 
 def of_labels(dataset: Any) -> Iterator[Finding]:

@@ -1,9 +1,4 @@
-"""Turn what callers hand in into the plain arrays that kernels take, without copying tables; refuse bad input.
-
-Tables come out two-dimensional, C-contiguous and read-only, in float32, float64 or, for half precision, as the bits of
-float16 in uint16 (numba has no float16 on CPUs; the kernels widen the bits themselves). Read-only on purpose: numba
-compiles once for mutable and once for read-only arrays, so one kind halves the compiling, and memory-mapped files fit.
-"""
+"""Turn what callers hand in into plain arrays, without copying tables; refuse bad input."""
 
 from __future__ import annotations
 
@@ -24,14 +19,6 @@ def frozen(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def aligned(*shape: int, dtype: Any = np.float64) -> Array:
-    """Uninitialised numbers on cache-line boundaries: sums that straddle lines make a sweep up to twice as slow."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def as_numpy(array: Any, what: str) -> Array:
@@ -56,14 +43,6 @@ def as_floats(vectors: Any) -> Array:
     if out.size == 0:
         raise ValueError(f"vectors is empty, shape {out.shape}: give at least one vector of at least one number")
     return out
-
-
-def as_bits(table: Array) -> Array:
-    """(N, K) floats as the kernels read them: C-contiguous, read-only, float16 as uint16. Copies strided input only."""
-    table = np.ascontiguousarray(table)
-    if table.dtype == np.float16:
-        table = table.view(np.uint16)
-    return frozen(table)
 
 
 def as_integers(values: Any, what: str) -> IntArray:

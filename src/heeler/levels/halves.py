@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from heeler.herding.solver import MOST_SWEEPS, solve
 from heeler.herding.validate import IntArray, check_positive
+from heeler.levels import block_loops
 
 TURNS = 8
 """Times that all pairs are looked at again, at most, after the walk. Of 64 numbers, all alike, what is left after the
@@ -155,8 +156,6 @@ def halve(
     late taken off: once it is zero, the early half is on target. The walk is over vectors times `root`, which whitens
     them. Then pairs are turned over as long as that makes the true sum shorter.
     """
-    from heeler.levels import block_kernels
-
     order = rng.permutation(len(vectors))
     if early == len(vectors):
         return order, order[:0]
@@ -164,12 +163,12 @@ def halve(
     running = pairs.sum(axis=0, dtype=np.float64) - 2 * target
     firsts = np.empty(early, np.bool_)
     if root is None:
-        block_kernels.walk_pairs(pairs, running, firsts)
+        block_loops.walk_pairs(pairs, running, firsts)
     else:
-        block_kernels.walk_pairs(pairs @ root.astype(np.float32), running @ root, firsts)
-        block_kernels.signed_sum(pairs, running, firsts)
+        block_loops.walk_pairs(pairs @ root.astype(np.float32), running @ root, firsts)
+        block_loops.signed_sum(pairs, running, firsts)
     turns = 0
-    while turns < TURNS and block_kernels.turn_pairs(pairs, running, firsts):
+    while turns < TURNS and block_loops.turn_pairs(pairs, running, firsts):
         turns += 1
     one, other = order[0 : 2 * early : 2], order[1 : 2 * early : 2]
     return np.where(firsts, one, other), np.concatenate([np.where(firsts, other, one), order[2 * early :]])

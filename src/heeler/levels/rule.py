@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from heeler.herding import validate as check
 from heeler.herding.lazy import LazyOrder
 from heeler.herding.rules.herd import TabledRule
 from heeler.herding.rules.spec import RuleSpec
+from heeler.levels.block_loops import BLOCK_LOOPS
 from heeler.levels.block_order import BlockOrder
 from heeler.levels.block_table import BlockTable
 from heeler.levels.halves import Blocks, Walk, walk_blocks, whitening
@@ -87,6 +89,10 @@ class BlockHerd(TabledRule):
     ) -> None:
         self._block_size, self._path, self._seed = block_size, table, int(common.get("seed", 0))
         super().__init__(examples, dim, **common)
+
+    @classmethod
+    def c_sources(cls) -> tuple[Path, ...]:
+        return (*super().c_sources(), BLOCK_LOOPS)
 
     @property
     def order(self) -> LazyOrder:  # type: ignore[override]

@@ -12,6 +12,7 @@ from heeler.herding import validate as check
 from heeler.herding.persistence import bins_of
 from heeler.herding.realized import row_squares
 from heeler.herding.validate import IntArray
+from heeler.levels import block_loops
 from heeler.levels.halves import Blocks
 from heeler.levels.scatter import Scatter
 from heeler.levels.slots import FileSlots, MemorySlots, Rows
@@ -100,15 +101,10 @@ class Snapshot:
 
     def centred(self, block: int, mean: NDArray[np.float64]) -> NDArray[np.float32]:
         """(n, K) sketches as predictions minus `mean` (K,), zeros for the unseen."""
-        from heeler.levels import block_kernels
-
         stored = self.stored(block)
         if stored is None:
             return np.zeros((self.shape.length(block), self.dim), np.float32)
-        out = np.empty(stored.shape, np.float32)
-        factors = self._factors(block, stored)
-        block_kernels.centre(check.as_bits(stored), factors, check.frozen(mean.astype(np.float32)), out)
-        return out
+        return block_loops.centre(stored, self._factors(block, stored), mean.astype(np.float32))
 
     def _factors(self, block: int, stored: Rows) -> NDArray[np.float32]:
         """(n,) what stored numbers are to be multiplied with: true sketches, times what they predict."""
@@ -120,9 +116,5 @@ class Snapshot:
 
     def sum_of(self, block: int) -> NDArray[np.float64]:
         """(K,) Σ of the sketches of a block, as predictions."""
-        from heeler.levels import block_kernels
-
-        total, stored = np.zeros(self.dim), self.stored(block)
-        if stored is not None:
-            block_kernels.add_up(check.as_bits(stored), self._factors(block, stored), total)
-        return total
+        stored = self.stored(block)
+        return np.zeros(self.dim) if stored is None else block_loops.add_up(stored, self._factors(block, stored))

@@ -1,4 +1,6 @@
 """Loops in C, for what NumPy has no operation for: compiled once per machine, and called without the GIL.
 
-`loops.c` has the loops, `build` compiles them, `loops` calls them. Knows nothing of orders.
+A source `name.c` has the loops, `name.py` beside it calls them: `loops` those of the solver and its table, `online`
+those of the published rules; extras have sources of their own. `rows.h` is what sources share, `build` compiles them,
+`call` hands arguments over. Knows nothing of orders.
 """

@@ -1,6 +1,6 @@
-"""Compile `loops.c` once per machine, in the background, and load it.
+"""Compile C sources once per machine, in the background, and load them.
 
-Compiling takes half a second, once; the result is kept under a name made of the source, the options and the processor.
+Compiling takes about a second, once; the result is kept under a name made of the source, the options and the processor.
 """
 
 from __future__ import annotations
@@ -21,99 +21,166 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("loops.c")
+_FOLDER = Path(__file__).parent
+LOOPS, ONLINE = _FOLDER / "loops.c", _FOLDER / "online.c"
+HEADER = _FOLDER / "rows.h"
+"""What sources, those of extras too, may include."""
 # Sums may be taken in another order, in which whole vectors of numbers are added at once; NaN is refused before.
 OPTIONS = ["-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
-OPTIONS += ["-fno-signed-zeros", "-fassociative-math", "-ffinite-math-only"]
+OPTIONS += ["-fno-signed-zeros", "-fassociative-math", "-ffinite-math-only", "-Wno-psabi"]
+NONE = subprocess.DEVNULL
 _lock = threading.Lock()
-_job: _Compilation | None = None
-_library: ctypes.CDLL | None = None
+_compilations: dict[Path, _Compilation] = {}
 
 
 class NoCompilerError(RuntimeError):
-    """There is nothing to compile with."""
+    """Loops that are needed cannot be compiled, or not be kept. what: why not. do: what helps."""
+
+    def __init__(self, what: str, do: str) -> None:
+        super().__init__(what, do)
+        self.what, self.do = what, do
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.do}"
 
 
-def start() -> None:
-    """Begin to compile, where that was not done before on this machine. Returns at once."""
-    global _job
+def start(*sources: Path) -> None:
+    """Begin to compile what was not compiled on this machine before. Returns at once; raises if that cannot be."""
+    for source in sources:
+        _compilation(source)
+
+
+def load(*sources: Path) -> None:
+    """Wait until they are compiled and loaded."""
+    for source in sources:
+        library(source)
+
+
+def library(source: Path = LOOPS) -> ctypes.CDLL:
+    """The compiled source; waits until it is."""
+    compilation = _compilation(source)
+    try:
+        return compilation.load()
+    except NoCompilerError:
+        with _lock:  # the next call tries again
+            if _compilations.get(source) is compilation:
+                del _compilations[source]
+        raise
+
+
+def _compilation(source: Path) -> _Compilation:
     with _lock:
-        if _job is None and _library is None:
-            _job = _Compilation()
-
-
-def library() -> ctypes.CDLL:
-    """The compiled loops; waits until they are."""
-    global _job, _library
-    if _library is None:
-        start()
-        with _lock:
-            if _library is None and _job is not None:
-                job, _job = _job, None  # a failed one is tried again by the next call
-                _library = ctypes.CDLL(str(job.result()))
-    assert _library is not None
-    return _library
+        if source not in _compilations:
+            _compilations[source] = _Compilation(source)
+        return _compilations[source]
 
 
 def compiler() -> list[str]:
     """The command of a C compiler."""
-    if "CC" in os.environ:
-        return shlex.split(os.environ["CC"])
+    if given := shlex.split(os.environ.get("CC", "")):
+        return given
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return [name]
     if importlib.util.find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "cc"]
     raise NoCompilerError(
-        "Heeler's loops need a C compiler, and there is none: install gcc or clang, or `pip install ziglang`, which "
-        'holds one; or use order="random" or "stratified", which need no loops'
+        "Heeler's loops need a C compiler, and there is none",
+        f"install gcc or clang, or `pip install ziglang`, which holds one; {_OTHERWISE}",
     )
+
+
+_OTHERWISE = 'or use order="random" or "stratified", which need no loops'
 
 
 class _Compilation:
     """One run of the compiler, if there is need of one."""
 
-    def __init__(self) -> None:
-        name = f"loops-{_fingerprint()}.so"
+    def __init__(self, source: Path) -> None:
+        self._lock = threading.Lock()
+        self._loaded: ctypes.CDLL | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        for folder in _folders():
+        self._failed: NoCompilerError | None = None
+        name, folders = f"{source.stem}-{_fingerprint(source)}.so", _folders(source)
+        for folder in folders:
             self._path = folder / name
-            if self._path.exists():
+            if os.path.exists(self._path):  # Path.exists raises where a folder may not be looked into
                 return
-        command = compiler()
-        for folder in _folders():
-            try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                number, part = tempfile.mkstemp(suffix=".part", dir=folder)
-            except OSError:
-                continue
-            os.close(number)
-            self._path, self._part = folder / name, Path(part)
-            break
         native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-        self._command = [*command, *OPTIONS, native, str(SOURCE), "-o", str(self._part), "-lm"]
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        command = [*compiler(), *OPTIONS, native, "-I", str(HEADER.parent), str(source)]
+        self._part = _part_in(folders)
+        self._path = self._part.with_name(name)
+        self._command = [*command, "-o", str(self._part), "-lm"]
+        try:
+            self._process = subprocess.Popen(self._command, stdin=NONE, stdout=NONE, stderr=subprocess.PIPE)
+        except OSError as error:
+            self._part.unlink(missing_ok=True)
+            raise self._failure(str(error)) from None
+        atexit.register(self._abandon, os.getpid())
 
-    def result(self) -> Path:
-        """The library's path, once it is there."""
+    def load(self) -> ctypes.CDLL:
+        """The library, once it is there."""
+        if self._loaded is None:
+            with self._lock:
+                if self._failed is not None:
+                    raise self._failed
+                self._loaded = self._loaded or self._take()
+        return self._loaded
+
+    def _take(self) -> ctypes.CDLL:
         if self._process is not None:
             _, said = self._process.communicate()
             if self._process.returncode:
                 self._part.unlink(missing_ok=True)
-                raise RuntimeError(
-                    f"Heeler's loops do not compile: {shlex.join(self._command)} says\n{said.decode(errors='replace')}"
-                    "\nName another C compiler in the environment variable CC."
-                )
+                self._failed = self._failure(said.decode(errors="replace"))
+                raise self._failed
             self._part.chmod(0o755)
             self._part.replace(self._path)  # another process may have been faster: theirs is the same
-        return self._path
+            self._process = None
+        try:
+            return ctypes.CDLL(str(self._path))
+        except OSError as error:  # where no programs may be run from, or of another system
+            self._failed = NoCompilerError(
+                f"Heeler's compiled loops cannot be loaded: {error}",
+                f"delete {self._path}, or name a folder that code may be loaded from in the environment variable "
+                "HEELER_CACHE",
+            )
+            raise self._failed from None
+
+    def _failure(self, said: str) -> NoCompilerError:
+        return NoCompilerError(
+            f"Heeler's loops do not compile: {shlex.join(self._command)} says\n{said.strip()}\n",
+            f'name another C compiler in the environment variable CC, such as CC="{sys.executable} -m ziglang cc" '
+            f"after `pip install ziglang`; {_OTHERWISE}",
+        )
+
+    def _abandon(self, owner: int) -> None:
+        """The process ends and nobody has waited for the compiler."""
+        if self._process is not None and os.getpid() == owner:
+            self._process.kill()
+            self._process.communicate()
+            self._part.unlink(missing_ok=True)
 
 
-def _folders() -> list[Path]:
+def _part_in(folders: list[Path]) -> Path:
+    """A new file in the first folder that can be written to."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            number, part = tempfile.mkstemp(suffix=".part", dir=folder)
+            os.close(number)
+            return Path(part)
+    raise NoCompilerError(
+        f"Heeler's compiled loops cannot be kept: {', '.join(map(str, folders))} cannot be written to",
+        "name a folder that can be in the environment variable HEELER_CACHE",
+    )
+
+
+def _folders(source: Path) -> list[Path]:
     """Where the library may be kept, the best place first; the last one is this process's alone."""
     if "HEELER_CACHE" in os.environ:
         return [Path(os.environ["HEELER_CACHE"])]
-    kept = [SOURCE.parent / "__pycache__"]
+    kept = [source.parent / "__pycache__"]
     with suppress(RuntimeError):  # where nobody is at home
         kept.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heeler")
     return [*kept, _own_folder()]
@@ -127,11 +194,13 @@ def _own_folder() -> Path:
     return folder
 
 
-def _fingerprint() -> str:
-    """Of what the library depends on: machines that share a folder may have other processors."""
+def _fingerprint(source: Path) -> str:
+    """Of what the library depends on: machines that share a folder may have other processors and systems."""
     flags = platform.processor()
     with suppress(OSError), open("/proc/cpuinfo") as lines:
         flags = next((line for line in lines if line.startswith(("flags", "Features"))), flags)
-    parts = [SOURCE.read_bytes(), " ".join(OPTIONS).encode(), os.environ.get("CC", "").encode()]
-    parts += [platform.machine().encode(), flags.encode()]
+    parts = [source.read_bytes(), HEADER.read_bytes(), " ".join(OPTIONS).encode()]
+    parts += [os.environ.get("CC", "").encode(), platform.machine().encode(), flags.encode()]
+    with suppress(AttributeError, ValueError, OSError):
+        parts.append(str(os.confstr("CS_GNU_LIBC_VERSION")).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

@@ -6,14 +6,14 @@ bits: half precision, uint16. Every function lets go of the GIL.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heeler.native.build import library
+from heeler.native.build import LOOPS
+from heeler.native.call import Array, address, caller
 
-Array = NDArray[Any]
+_call = caller(LOOPS)
 
 
 class _Table(ctypes.Structure):
@@ -42,7 +42,8 @@ class Rows:
         stored, extra = rows.shape[1], 0 if units is None else units.shape[1]
         single = rows.dtype == np.float32
         self.dim = stored + extra
-        self.table = _Table(_at(rows), self.dim, stored, single, _at(weights), extra, _at(units), _at(strata))
+        numbers = (self.dim, stored, single, address(weights), extra, address(units), address(strata))
+        self.table = ctypes.byref(_Table(address(rows), *numbers))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,7 +66,7 @@ def compare_halves(rows: Array, where: Array, values: Array, scale: float, large
 def squared_norms(rows: Rows) -> NDArray[np.float64]:
     """(N,) ‖row‖² of each."""
     out = np.empty(len(rows))
-    _call("squared_norms", rows, len(rows), out)
+    _call("squared_norms", rows.table, len(rows), out)
     return out
 
 
@@ -73,49 +74,49 @@ def shard_means(rows: Rows, order: Array, offsets: Array) -> tuple[NDArray[np.fl
     """(n, K) the mean of each shard's rows, order[offsets[j]:offsets[j + 1]], and (n,) the sum of their squares."""
     shards = offsets.size - 1
     means, squares = np.empty((shards, rows.dim)), np.empty(shards)
-    _call("shard_means", rows, order, offsets, shards, means, squares)
+    _call("shard_means", rows.table, order, offsets, shards, means, squares)
     return means, squares
 
 
 def balance_sweep(rows: Rows, order: Array, mean: Array) -> NDArray[np.int64]:
     """(m,) the order that one mean-centred sweep makes of `order`."""
     out = np.empty_like(order)
-    _call("balance_sweep", rows, order, order.size, mean, out)
+    _call("balance_sweep", rows.table, order, order.size, mean, out)
     return out
 
 
 def pair_sweep(rows: Rows, order: Array, offsets: Array, group: Array) -> NDArray[np.int64]:
     """(m,) the order that one coordinated pair sweep makes; group (n,): the running sum that each worker shares."""
     out = np.empty_like(order)
-    _call("pair_sweep", rows, order, offsets, offsets.size - 1, group, int(group.max()) + 1, out)
+    _call("pair_sweep", rows.table, order, offsets, offsets.size - 1, group, int(group.max()) + 1, out)
     return out
 
 
 def prefix_norms(rows: Rows, order: Array, offsets: Array, means: Array, batch_size: int) -> tuple[float, ...]:
     """Largest infinity norm, largest squared 2-norm, sum of squared 2-norms and number of prefixes."""
     out = np.empty(4)
-    _call("prefix_norms", rows, order, offsets, offsets.size - 1, means, batch_size, out)
+    _call("prefix_norms", rows.table, order, offsets, offsets.size - 1, means, batch_size, out)
     return tuple(out.tolist())
 
 
 def step_squares(rows: Rows, means: Array, order: Array, workers: Array, offsets: Array) -> tuple[float, float]:
     """Σ_t ‖sum_t‖² and Σ_t ‖prefix_t‖² of steps, order[offsets[t]:offsets[t + 1]]; a negative row is the mean."""
     out = np.empty(2)
-    _call("step_squares", rows, means, len(means), order, workers, offsets, offsets.size - 1, out)
+    _call("step_squares", rows.table, means, len(means), order, workers, offsets, offsets.size - 1, out)
     return float(out[0]), float(out[1])
 
 
 def group_sums(rows: Rows, order: Array, workers: Array | None, offsets: Array, means: Array) -> NDArray[np.float32]:
     """(G, K) Σ (row − its worker's mean) over order[offsets[g]:offsets[g + 1]]; a negative row counts as the mean."""
     sums = np.empty((offsets.size - 1, rows.dim), np.float32)
-    _call("group_sums", rows, order, workers, offsets, len(sums), means, len(means), sums)
+    _call("group_sums", rows.table, order, workers, offsets, len(sums), means, len(means), sums)
     return sums
 
 
 def project_rows(rows: Rows, shards: Array, means: Array, seen: Array | None, basis: Array) -> NDArray[np.float16]:
     """(N, k) each row less its worker's mean times `basis` (K, k) float32, k a multiple of 16; zeros where not seen."""
     out = np.empty((len(rows), basis.shape[1]), np.float16)
-    _call("project_rows", rows, shards, len(means), means, seen, basis, basis.shape[1], out)
+    _call("project_rows", rows.table, shards, len(means), means, seen, basis, basis.shape[1], out)
     return out
 
 
@@ -128,25 +129,4 @@ def principal_axes(sample: Array, count: int) -> NDArray[np.float32]:
 
 def exchange_tree(rows: Rows, means: Array, order: Array, workers: Array, offsets: Array, seed: int) -> None:
     """Exchange examples among steps, order[offsets[t]:offsets[t + 1]], so that all prefixes of steps get shorter."""
-    _call("exchange_tree", rows, means, len(means), order, workers, offsets, offsets.size - 1, seed)
-
-
-def _at(array: Array | None) -> int | None:
-    return None if array is None else array.ctypes.data
-
-
-def _call(name: str, *arguments: Any) -> None:
-    """Call a function that returns 0 if it had no memory; arrays are handed over as pointers, int as int64."""
-    function = getattr(library(), name)
-    given: list[Any] = []
-    for argument in arguments:
-        if isinstance(argument, Rows):
-            given.append(ctypes.byref(argument.table))
-        elif argument is None or isinstance(argument, np.ndarray):
-            given.append(ctypes.c_void_p(_at(argument)))
-        elif isinstance(argument, float):
-            given.append(ctypes.c_double(argument))
-        else:
-            given.append(ctypes.c_int64(argument))
-    if not function(*given):
-        raise MemoryError(f"heeler's loop {name} is out of memory")
+    _call("exchange_tree", rows.table, means, len(means), order, workers, offsets, offsets.size - 1, seed)

@@ -122,6 +122,7 @@ class LocalPlanner:
 
     def __init__(self, rule: OrderingRule, partition: Partition) -> None:
         self.rule, self.partition = rule, partition
+        rule.warm_up()
         self.gave_up = False
         self._closed = False  # rule.order is the next epoch's already
         self._late: list[tuple[IntArray, NDArray[np.float32]]] = []

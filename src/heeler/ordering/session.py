@@ -24,6 +24,7 @@ from heeler.herding import OrderingRule
 from heeler.herding.lazy import LazyOrder
 from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
+from heeler.native.build import load
 from heeler.notices import warn
 from heeler.ordering.attribution import Attribution
 from heeler.ordering.distributed.ranks import agree
@@ -175,6 +176,8 @@ class Session:
 
     def connect(self, source: SketchSource, ids: Ids | None = None) -> None:
         """Take sketches from `source` from now on, of as many dimensions as it has."""
+        if self.planner.sees_all:  # where loops cannot be compiled, it is said now, and not in the first step
+            load(*self.rule.c_sources())
         self.links.open()
         self.planner.open(self.epoch)
         if self.links.workers is not None:

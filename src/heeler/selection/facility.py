@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding.validate import IntArray
+from heeler.selection import loops
 from heeler.selection.quota import proportional_parts
 from heeler.selection.rows import Choose, Rows
 
@@ -41,8 +42,6 @@ def facility(rows: Rows, rng: np.random.Generator) -> Choose:
 
 def _greedy(rows: Rows, ids: IntArray, counts: Floats, k: int) -> tuple[IntArray, Floats]:
     """k of `ids`, and how many examples each stands for; `counts` of them stand for so many themselves."""
-    from heeler.selection import loops
-
     points = rows.take(ids)
     points -= points.mean(axis=0)  # distances lose fewer digits
     squares = np.einsum("ik,ik->i", points, points)

@@ -1,129 +1,69 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
-"""The compiled loops of selection. Their plain twins are in the tests' `reference`.
+"""What `loops.c` does, on contiguous NumPy arrays. Checks nothing.
 
-Tables are (N, K) as `heeler.herding.validate.as_bits` gives them: float32, float64, or the bits of float16. Nothing
-here checks its input.
+A table is (N, K) float16, float32 or float64; rows (n,) int64 are some of its rows.
 """
 
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
 import numpy as np
-from numba import njit
 
-from heeler.herding.jit import _COMPILE, _ahead, _narrow, _prefetch, _value
+from heeler.native.call import Array, address, caller
 
-
-@njit(**_COMPILE)
-def add_rows(table, rows, total):
-    """total (K,) float64 += Σ of the rows (n,)."""
-    ahead = _ahead(table)
-    for t in range(rows.size):
-        if t + ahead < rows.size:
-            _prefetch(table, rows[t + ahead])
-        for k in range(table.shape[1]):
-            total[k] += _value(table[rows[t], k])
+_call = caller(Path(__file__).with_name("loops.c"))
 
 
-@njit(**_COMPILE)
-def project(table, rows, vector, products):
-    """products (n,) = ⟨row, vector⟩ of the rows (n,); vector (K,) in the type that sums are to have."""
-    ahead = _ahead(table)
-    for t in range(rows.size):
-        if t + ahead < rows.size:
-            _prefetch(table, rows[t + ahead])
-        dot = vector[0] * 0
-        for k in range(table.shape[1]):
-            dot += _narrow(table[rows[t], k]) * vector[k]
-        products[t] = dot
+class _Table(ctypes.Structure):
+    _fields_ = (("rows", ctypes.c_void_p), ("dim", ctypes.c_int64), ("size", ctypes.c_int64))
 
 
-@njit(**_COMPILE)
-def halve_pairs(table, rows, weights, pairs, error):
+def _table(table: Array) -> ctypes.Structure:
+    return ctypes.byref(_Table(address(table), table.shape[1], table.itemsize))  # type: ignore[return-value]
+
+
+def add_rows(table: Array, rows: Array) -> Array:
+    """(K,) Σ of the rows, float64."""
+    total = np.zeros(table.shape[1])
+    _call("add_rows", _table(table), rows, rows.size, total)
+    return total
+
+
+def project(table: Array, rows: Array, vector: Array) -> Array:
+    """(n,) ⟨row, vector⟩ of the rows, in float64 for a table of it, else in float32; vector (K,) is of that type."""
+    products = np.empty(rows.size, vector.dtype)
+    _call("project", _table(table), rows, rows.size, vector, products)
+    return products
+
+
+def halve_pairs(table: Array, rows: Array, weights: Array, pairs: int, error: Array) -> None:
     """Of rows 2p and 2p + 1, for p < pairs, one stays and takes both weights; the survivors move to the front.
 
-    rows (n,) and weights (n,) are rewritten: the first `pairs` are the winners, in order; what stood beyond the pairs
-    is the caller's to move. error (K,) float64 is Σ w g − G and is kept up to date. With D = g_a − g_b, keeping a adds
-    w_b D to it, keeping b takes w_a D off: a stays where that leaves the shorter error, 2⟨error, D⟩ ≤ (w_a − w_b)‖D‖²;
-    for equal weights this is the balance rule ⟨S, D⟩ ≤ 0.
+    rows (n,) and weights (n,) are rewritten; what stood beyond the pairs is the caller's to move. error (K,) float64 is
+    Σ w g − G and is kept up to date.
     """
-    ahead = max(_ahead(table) // 2, 1)
-    for p in range(pairs):
-        if p + ahead < pairs:
-            _prefetch(table, rows[2 * (p + ahead)])
-            _prefetch(table, rows[2 * (p + ahead) + 1])
-        a, b = rows[2 * p], rows[2 * p + 1]
-        wa, wb = weights[2 * p], weights[2 * p + 1]
-        dot, square = 0.0, 0.0
-        for k in range(table.shape[1]):
-            d = _value(table[a, k]) - _value(table[b, k])
-            dot += error[k] * d
-            square += d * d
-        first = 2.0 * dot <= (wa - wb) * square
-        step = wb if first else -wa
-        for k in range(table.shape[1]):
-            error[k] += step * (_value(table[a, k]) - _value(table[b, k]))
-        rows[p] = a if first else b
-        weights[p] = wa + wb
+    _call("halve_pairs", _table(table), rows, weights, pairs, error)
 
 
-@njit(**_COMPILE)
-def kernel_halve(gram, start, left, right, uniforms, base, sigma, length):
+def kernel_halve(
+    gram: Array, start: int, left: Array, right: Array, uniforms: Array, base: Array, sigma: float, length: float
+) -> float:
     """KT-split's coin for a panel of pairs; gram (2p, 2p) is their kernel matrix, pair i in rows 2i and 2i + 1.
 
     base (2p,) = Σ over earlier pairs of k(·, right) − k(·, left). left and right (p,) get numbers 0..2p − 1 + start.
     sigma: σ² so far; length: 2 ln(2nm/(δ 2^j)). Returns the new σ².
     """
-    for i in range(uniforms.size):
-        a, b = 2 * i, 2 * i + 1
-        square = gram[a, a] - 2 * gram[a, b] + gram[b, b]
-        threshold = max((sigma * square * length) ** 0.5, square) if square > 0 else 0.0
-        if sigma == 0:
-            sigma = max(square, 0.0)
-        elif threshold > 0:
-            sigma += 2 * square * max(0.0, 0.5 + (square / (2 * threshold) - 1) * sigma / threshold)
-        alpha = base[a] - base[b]
-        for j in range(i):
-            on_right, on_left = right[j] - start, left[j] - start
-            alpha += gram[a, on_right] - gram[a, on_left] - gram[b, on_right] + gram[b, on_left]
-        second = uniforms[i] <= 0.5 * (1 - alpha / (threshold if threshold > 0 else 1.0))
-        left[i] = start + (b if second else a)
-        right[i] = start + (a if second else b)
-    return sigma
+    held = np.array([sigma])
+    _call("kernel_halve", gram, start, left, right, uniforms, uniforms.size, base, held, length)
+    return float(held[0])
 
 
-@njit(**_COMPILE)
-def lazy_greedy(distance, counts, chosen, owner):
+def lazy_greedy(distance: Array, counts: Array, chosen: Array, owner: Array) -> None:
     """Facility location: chosen (k,) of n points, one by one, so that Σ counts · distance to the nearest falls fastest.
 
-    distance (n, n) symmetric float32, counts (n,) float64; owner (n,) gets the place in `chosen` that each belongs to,
-    every chosen point to itself. Gains only fall as points are chosen (submodularity), so one that was the largest
-    before, and still is when computed again, is the largest: most are never computed again. Of equals the first counts.
+    distance (n, n) symmetric float32 or float64, counts (n,) float64; owner (n,) gets the place in `chosen` that each
+    belongs to, every chosen point to itself. Of equals the first counts.
     """
-    size, largest = counts.size, distance.max()
-    near = np.full(size, largest, distance.dtype)  # the constant c of c − ‖·‖: no choice but the first depends on it
-    bounds, fresh = np.empty(size), np.zeros(size, np.int64)
-    for j in range(size):
-        gain = 0.0
-        row = distance[j]
-        for i in range(size):
-            gain += counts[i] * (largest - row[i])
-        bounds[j] = gain
-    for step in range(chosen.size):
-        while True:
-            best = 0
-            for j in range(1, size):
-                if bounds[j] > bounds[best]:
-                    best = j
-            if fresh[best] == step:
-                break
-            row, gain = distance[best], 0.0
-            for i in range(size):
-                gain += counts[i] * max(near[i] - row[i], row[i] * 0)
-            bounds[best] = gain
-            fresh[best] = step
-        chosen[step] = best
-        bounds[best] = -1.0
-        row = distance[best]
-        for i in range(size):
-            if row[i] < near[i] or step == 0:
-                near[i] = row[i]
-                owner[i] = step
-        owner[best] = step
+    largest = float(distance.max())
+    _call("lazy_greedy", distance, distance.itemsize, counts, counts.size, largest, chosen, chosen.size, owner)

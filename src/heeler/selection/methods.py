@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding.validate import IntArray
+from heeler.selection import loops
 from heeler.selection.facility import facility
 from heeler.selection.gradmatch import match
 from heeler.selection.rows import Choose, Rows
@@ -39,12 +40,10 @@ def halve(rows: Rows, rng: np.random.Generator) -> Choose:
 
 def halved(rows: Rows, ids: IntArray, k: int, error: NDArray[np.float64]) -> tuple[IntArray, NDArray[np.float64]]:
     """k of `ids`, paired in the given order, and their weights. error (K,) is kept up to date; ids is scratch."""
-    from heeler.selection import loops
-
     weights, left = np.ones(ids.size), ids.size
     while left > k:
         pairs = min(left // 2, left - k)
-        loops.halve_pairs(rows.bits, ids, weights, pairs, error)
+        loops.halve_pairs(rows.floats, ids, weights, pairs, error)
         for array in (ids, weights):
             array[pairs : left - pairs] = array[2 * pairs : left].copy()
         left -= pairs

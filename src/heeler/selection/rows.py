@@ -16,6 +16,7 @@ from heeler.herding import validate as check
 from heeler.herding.realized import row_squares
 from heeler.herding.subset import Subset
 from heeler.herding.validate import Array, IntArray
+from heeler.selection import loops
 
 Choose = Callable[[IntArray, int], tuple[IntArray, Any]]
 """What a method makes of a table: (ids of a class, k) → (k of them, their weights; one weight may stand for all)."""
@@ -26,9 +27,7 @@ class Rows:
     """A table after checking: one finite row per example."""
 
     floats: Array
-    """(N, K) float16, float32 or float64, as stored."""
-    bits: Array
-    """The same, as the compiled loops read it."""
+    """(N, K) float16, float32 or float64, as stored; contiguous."""
     squares: NDArray[np.float64]
     """(N,) ‖row‖²."""
     subset: Subset | None = None
@@ -52,19 +51,11 @@ class Rows:
 
     def project(self, rows: IntArray, vector: Array) -> Array:
         """(n,) ⟨row, vector⟩ in working precision."""
-        from heeler.selection import loops
-
-        out = np.empty(rows.size, self.precision)
-        loops.project(self.bits, check.frozen(rows), vector.astype(self.precision), out)
-        return out
+        return loops.project(self.floats, rows, vector.astype(self.precision))
 
     def total(self, rows: IntArray) -> NDArray[np.float64]:
         """(K,) Σ of the rows."""
-        from heeler.selection import loops
-
-        out = np.zeros(self.dim)
-        loops.add_rows(self.bits, check.frozen(rows), out)
-        return out
+        return loops.add_rows(self.floats, rows)
 
 
 def rows_of(source: Any) -> Rows:
@@ -143,7 +134,8 @@ def _checked(table: Any, seen: Array | None, subset: Subset | None) -> Rows:
             "example was seen in a sketched epoch (drop_last and early stops leave some out), or select among those "
             "seen: seen = np.flatnonzero(table.seen); seen[heeler.select(table.sketches(seen), k).indices]"
         )
-    bits, squares = check.as_bits(floats), row_squares(floats)
+    floats = np.ascontiguousarray(floats)
+    squares = row_squares(floats)
     if not np.isfinite(squares).all():
         bad = np.flatnonzero(~np.isfinite(squares))
         raise ValueError(
@@ -151,7 +143,7 @@ def _checked(table: Any, seen: Array | None, subset: Subset | None) -> Rows:
             "Leave them out: good = np.flatnonzero(np.isfinite(rows).all(1)), and then "
             "good[heeler.select(rows[good], k).indices]"
         )
-    return Rows(floats, bits, squares, None if subset is None or subset.numbers is None else subset)
+    return Rows(floats, squares, None if subset is None or subset.numbers is None else subset)
 
 
 def _named(rows: IntArray) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heeler.herding.validate import IntArray
+from heeler.selection import loops
 from heeler.selection.comparison import width
 from heeler.selection.rows import Choose, Rows
 
@@ -74,8 +75,6 @@ def split(points: Floats, kernel: Kernel, uniforms: Floats) -> IntArray:
 
 def _halves(points: Floats, kernel: Kernel, uniforms: Floats, length: float) -> IntArray:
     """(2, n / 2) the left and the right half of consecutive pairs."""
-    from heeler.selection import loops
-
     halves = np.empty((2, uniforms.size), np.int64)
     signs = np.empty(len(points))  # +1 on the right, −1 on the left
     sigma = 0.0

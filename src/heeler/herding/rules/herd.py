@@ -18,7 +18,6 @@ from heeler.herding.strata import stratified_shards
 from heeler.herding.table import SketchTable
 from heeler.herding.validate import IntArray
 from heeler.herding.vectors import make_vectors
-from heeler.native import build
 
 
 class TabledRule(BaseRule):
@@ -89,10 +88,6 @@ class Herd(TabledRule):
         super().forget(indices)
         if not self.table.seen.any():  # what comes may be of other layers, and is not compared with what was
             self.judgement = Judgement(ordered=self.judgement.ordered)
-
-    def warm_up(self) -> None:
-        """Compiling takes half a second, once per machine."""
-        build.start()
 
     def solve(self) -> Turn:
         """Judge, and order all examples if that helps. Changes nothing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,6 +11,8 @@ import numpy as np
 from heeler.herding import validate as check
 from heeler.herding.rules.base_rule import BaseRule
 from heeler.herding.validate import Array, IntArray
+from heeler.native import online
+from heeler.native.build import ONLINE
 
 
 class OnlineRule(BaseRule):
@@ -20,6 +24,10 @@ class OnlineRule(BaseRule):
         super().__init__(examples, dim, **common)
         self._seen = np.zeros(self.examples, np.bool_)
 
+    @classmethod
+    def c_sources(cls) -> tuple[Path, ...]:
+        return (ONLINE,)
+
     def observe(self, indices: Any, vectors: Any) -> None:
         rows = check.as_rows(indices, self.examples)
         if rows.size == 0:
@@ -28,9 +36,7 @@ class OnlineRule(BaseRule):
         if floats.shape != (rows.size, self.dim):
             raise ValueError(f"vectors must have shape {(rows.size, self.dim)}, got {floats.shape}")
         floats = np.ascontiguousarray(floats, np.float32 if floats.dtype == np.float16 else None)
-        with np.errstate(over="ignore", invalid="ignore"):
-            finite = np.isfinite(floats.sum())  # one number tells, nearly always, that all of them are finite
-        if not finite:
+        if not math.isfinite(np.vdot(floats, floats)):  # one number tells, nearly always, that all of them are finite
             good = np.isfinite(floats).all(axis=1)
             self.screened += int(np.count_nonzero(~good))
             rows, floats = rows[good], floats[good]
@@ -40,14 +46,14 @@ class OnlineRule(BaseRule):
             rows, floats = rows[first[fresh[first]]], floats[first[fresh[first]]]
         self._seen[rows] = True
         if rows.size:
-            self._take(rows, check.frozen(floats))
+            self._take(rows, floats)
 
     def next_order(self) -> IntArray:
         self._seen[:] = False
         return super().next_order()
 
     def _take(self, rows: IntArray, floats: Array) -> None:
-        """Take note of new, finite vectors (b, K) float32 or float64; must keep copies only."""
+        """Take note of new, finite vectors (b, K) float32 or float64, contiguous; must keep copies only."""
         raise NotImplementedError
 
     def _held(self) -> list[IntArray]:
@@ -84,12 +90,10 @@ class Recursive(OnlineRule):
         self._count = 0
 
     def _take(self, rows: IntArray, floats: Array) -> None:
-        from heeler.herding import kernels_online
-
         arrived = slice(self._count, self._count + rows.size)
         self._arrived[arrived] = rows
         sums = (self._means, self._totals, self._running)
-        kernels_online.observe_tree(floats, self._worker(rows), *sums, self.depth, self._leaf[arrived])
+        online.observe_tree(floats, self._worker(rows), *sums, self.depth, self._leaf[arrived])
         self._count += rows.size
 
     def _held(self) -> list[IntArray]:

@@ -11,6 +11,7 @@ from heeler.herding import validate as check
 from heeler.herding.rules.lockstep import Lockstep
 from heeler.herding.rules.online import OnlineRule
 from heeler.herding.validate import Array, IntArray
+from heeler.native import online
 
 
 class Pair(OnlineRule):
@@ -23,7 +24,7 @@ class Pair(OnlineRule):
     _state = (*OnlineRule._state, "_places", "_left", "_right", "_running", "_waiting", "_waiting_row", "_knobs")
     _shared_sum: ClassVar[bool] = False
     _sign_rule: ClassVar[int] = 0
-    """As `kernels_online` numbers them; it is not imported before it is needed."""
+    """As `online.observe_pairs` numbers them."""
 
     def __init__(self, examples: int, dim: int | None = None, **common: Any) -> None:
         super().__init__(examples, dim, **common)
@@ -39,12 +40,10 @@ class Pair(OnlineRule):
         self._balance(rows, self._worker(rows), floats)
 
     def _balance(self, rows: IntArray, worker: IntArray, floats: Array) -> None:
-        from heeler.herding import kernels_online
-
         sums = (self._group, self._running, self._waiting, self._waiting_row)
         lists = (self._places, self._left, self._right)
         signs = (self._sign_rule, self._uniforms(worker), self._knobs)
-        kernels_online.observe_pairs(check.frozen(floats), rows, worker, *sums, *lists, *signs)
+        online.observe_pairs(floats, rows, worker, *sums, *lists, *signs)
 
     def _uniforms(self, worker: IntArray) -> Array:
         """One random number for each pair that these vectors complete, so that batches may be cut anywhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
 from heeler.herding.judgement import Judgement
@@ -10,6 +11,7 @@ from heeler.herding.lazy import Order
 from heeler.herding.solver import Solution
 from heeler.herding.table import SketchTable
 from heeler.herding.validate import IntArray
+from heeler.native import build
 
 
 class OrderingRule(ABC):
@@ -67,8 +69,17 @@ class OrderingRule(ABC):
     def next_order(self) -> Order:
         """Close the epoch; returns the new order, also found in `order`."""
 
-    def warm_up(self) -> None:  # noqa: B027
-        """Compile or load now what `observe` and `next_order` need, so that they need not. Changes nothing."""
+    @classmethod
+    def c_sources(cls) -> tuple[Path, ...]:
+        """The C sources (`heeler.native`) whose loops it calls. Tables call some."""
+        return (build.LOOPS,) if cls.keeps_table else ()
+
+    def warm_up(self) -> None:
+        """Begin to compile what `observe` and `next_order` need, so that they need not wait. Changes nothing.
+
+        Called as the sampler is made; raises where nothing can be compiled. `attach` waits for `c_sources`.
+        """
+        build.start(*self.c_sources())
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Leader(SharedPlanner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.rule.warm_up()  # now, or all ranks would wait for it at the end of the first epoch
+        self.rule.warm_up()
         # An online rule over one dealt order needs the epoch's sketches in that order, so they wait for its end.
         waits = self.partition.shard_sizes is None and not self.rule.keeps_table
         self._stash: list[Rows] | None = [] if waits else None
