@@ -7,13 +7,22 @@
     python -m benchmarks.clock --of cost.json                                   # tables from a stored file
     python -m benchmarks.clock --only digits --turns 2 --epochs 0.1             # does it run?
 
-A run's clock starts when torch and the data are loaded, the model and the optimizer are made, and on a GPU CUDA, cuBLAS
-and cuDNN are started. It ends after the last step (synchronized). All that an order needs is in it: `import heeler`, the
-sampler, `attach`, the first checks, solves and waits. `random` is torch's RandomSampler in a process that never imports
-Heeler. `stratified` and `heeler, strata` are given the labels. Heeler has its default arguments. The loader is the same
-for every order. Before the turns every order runs two epochs that do not count, so that files lie in the page cache and
-compilers' caches are filled; with `--cold` each counted run, of every order, gets empty caches (Heeler's, numba's,
-Triton's and Inductor's). Where real data are not to be had, `cost` takes random ones of the same shape.
+A run's clock starts when torch and the data are loaded, the model and the optimizer are made, and on a GPU CUDA,
+cuBLAS and cuDNN are started. It ends after the last step (synchronized). All that an order needs is in it: `import
+heeler`, the sampler, `attach`, the first checks, solves and waits. `random` is torch's RandomSampler in a process that
+never imports Heeler. `stratified` and `heeler, strata` are given the labels. Heeler has its default arguments. The
+loader is the same for every order. Before the turns every order runs three epochs that do not count, so that files lie
+in the page cache and compilers' caches are filled; with `--cold` each counted run, of every order, gets empty caches
+(Heeler's, numba's, Triton's and Inductor's). Where real data are not to be had, `cost` takes random ones of the same
+shape.
+
+race: every order trains at lengths from 0.4 to 1 of the task's epochs, random to 1.3, each a cosine of its own, and at
+each rate of the task's grid; the best rate is chosen for every order and length by the mean over seeds. Between
+lengths seconds and the log of the loss are interpolated. The target is random's loss at full length, the unit its
+seconds there. Intervals are bootstrapped over seeds, the choice of rates included. The mortgages' four workers are real
+processes here as well.
+
+gain: last losses at the task's own rate.
 
 cost: the ratio of two runs of one turn; the median over turns, its interval from order statistics (exact, whatever
 the distribution), and the least and largest. Epochs without sketches are compared with plain epochs of the same
@@ -39,11 +48,14 @@ import torch
 from benchmarks.clock_data import MissingData, store, tasks
 from benchmarks.clock_figures import cost_table
 from benchmarks.clock_tasks import Task, fitted
+from benchmarks.race_figures import gain_table, race_table
 from experiments.folder import Folder
 
 ROOT = Path(__file__).parents[1]
 ORDERS = ("random", "stratified", "heeler", "heeler, strata")
-TABLES = {"cost": cost_table}
+TABLES = {"cost": cost_table, "race": race_table, "gain": gain_table}
+LENGTHS, LONGER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (1.15, 1.3)
+"""Of the task's epochs: of every order, and of random alone, which can train longer in Heeler's seconds."""
 CACHES = {"HEELER_CACHE": "heeler", "NUMBA_CACHE_DIR": "numba"}
 CACHES |= {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
@@ -61,18 +73,17 @@ class Runner:
         folder = Folder(self.given.data) if self.given.data or "HEELER_DATA" in os.environ else None
         self.sources[task.name] = store(task, folder, self._data(task))
 
-    def run(self, task: Task, order: str, seed: int, rate: float, epochs: float, *, cold: bool = False) -> dict[str, Any]:
+    def run(
+        self, task: Task, order: str, seed: int, rate: float, epochs: float, *, cold: bool = False
+    ) -> dict[str, Any]:
         """Train in a process of its own (several workers: as many), and wait for its end."""
         self.count += 1
         base = self.scratch / str(self.count)
         name, _, budget = order.partition(", budget ")
-        spec = {
-            "task": asdict(task),
-            **{"order": name, "seed": seed, "rate": rate, "epochs": epochs, "device": self.given.device},
-            **{"data": str(self._data(task)), "out": f"{base}.out.json", "threads": self.given.threads},
-            "budget": [None if budget == "none" else float(budget)] if budget else None,
-            "meeting": f"{base}.meeting",
-        }
+        spec: dict[str, Any] = {"task": asdict(task), "order": name, "seed": seed, "rate": rate, "epochs": epochs}
+        spec |= {"device": self.given.device, "threads": self.given.threads, "data": str(self._data(task))}
+        spec |= {"out": f"{base}.out.json", "meeting": f"{base}.meeting"}
+        spec["budget"] = [None if budget == "none" else float(budget)] if budget else None
         with tempfile.TemporaryDirectory() as empty:
             caches = {variable: f"{empty}/{folder}" for variable, folder in CACHES.items()}
             started = []
@@ -107,7 +118,7 @@ class Results:
     """What is stored; written after every run, so that nothing is lost when it is stopped."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self.out, self.runs = given.out, []
+        self.out = given.out
         self.about = {"mode": given.mode, **machine(given.device), "command": " ".join(sys.argv[1:])}
         self.runs: list[dict[str, Any]] = []
 
@@ -135,7 +146,8 @@ def machine(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _git("rev-parse", "HEAD") + ("-changed" if _git("status", "--porcelain", "src", "benchmarks") else ""),
+        "commit": _git("rev-parse", "HEAD")
+        + ("-changed" if _git("status", "--porcelain", "src", "benchmarks") else ""),
     }
 
 
@@ -150,15 +162,49 @@ def measure_cost(runner: Runner, task: Task, results: Results) -> None:
     """Turn by turn; each begins with another order."""
     given, orders = runner.given, orders_of(task, runner.given.budget)
     epochs = task.epochs * given.epochs
-    for order in orders:
-        runner.run(task, order, 0, task.rate, min(3, epochs))  # does not count
+    warm_up(runner, task, orders)
     for turn in range(given.turns):
         first = turn % len(orders)
         for order in orders[first:] + orders[:first]:
             results.add(runner.run(task, order, turn, task.rate, epochs, cold=given.cold))
 
 
-MEASURES = {"cost": measure_cost}
+def measure_race(runner: Runner, task: Task, results: Results) -> None:
+    """Every order at every length and rate, seed by seed; random at more lengths."""
+    factor = runner.given.epochs
+    lengths = sorted({_whole(task.epochs * factor * length) for length in LENGTHS + LONGER})
+    full = _whole(task.epochs * factor)
+    orders = orders_of(task, runner.given.budget)
+    warm_up(runner, task, orders)
+    for seed in range(runner.given.seeds):
+        for epochs in lengths:
+            for rate in (task.rate * f for f in task.rates):
+                for order in orders:
+                    if order == "random" or epochs <= full:
+                        found = runner.run(task, order, seed, rate, epochs)
+                        results.add({**found, "full": full})
+
+
+def measure_gain(runner: Runner, task: Task, results: Results) -> None:
+    """Random's and Heeler's last loss, at the task's rate."""
+    orders = orders_of(task, runner.given.budget, ("random", "heeler"))
+    warm_up(runner, task, orders)
+    for seed in range(runner.given.seeds):
+        for order in orders:
+            results.add(runner.run(task, order, seed, task.rate, _whole(task.epochs * runner.given.epochs)))
+
+
+def warm_up(runner: Runner, task: Task, orders: list[str]) -> None:
+    """Runs that do not count: files lie in the page cache after them, and compilers' caches are filled."""
+    for order in orders:
+        runner.run(task, order, 0, task.rate, 3)
+
+
+def _whole(epochs: float) -> int:
+    return max(1, round(epochs))
+
+
+MEASURES = {"cost": measure_cost, "race": measure_race, "gain": measure_gain}
 
 
 def chosen(given: argparse.Namespace) -> list[Task]:

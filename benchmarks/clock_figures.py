@@ -102,7 +102,16 @@ def cost_table(runs: Runs) -> str:
             calm = _shown(median_interval(found["unsketched"])) if found["unsketched"] else "–"
             seconds = f"{found['plain']:.2f}", f"{found['seconds']:.2f}"
             rows.append((task, order, str(found["turns"]), *seconds, _shown(ratio), spread, calm))
-    head = "task", "order", "turns", "plain, s", "s", "whole run: median (interval)", "min to max", "epochs without sketches"
+    head = (
+        "task",
+        "order",
+        "turns",
+        "plain, s",
+        "s",
+        "whole run: median (interval)",
+        "min to max",
+        "epochs without sketches",
+    )
     return markdown(head, rows)
 
 

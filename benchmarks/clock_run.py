@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import RandomSampler
 
 from benchmarks.clock_tasks import Task
-from benchmarks.clock_training import Tensors, training_of
+from benchmarks.clock_training import Tensors, Training, training_of
 from benchmarks.losses import objective
 
 HEAVY = ("heeler", "numba", "scipy", "sklearn", "triton")
@@ -80,10 +80,10 @@ class Clock:
         return {"seconds": seconds, "cpu_seconds": cpu, "epoch_seconds": epochs}
 
 
-def ordered(spec: Spec, data: Tensors, model: Any) -> tuple[Any, Any]:
+def ordered(spec: Spec, data: Tensors, training: Training) -> tuple[Any, Any]:
     """The sampler, and Heeler's handle if there is one."""
     if spec.order == "random":
-        return RandomSampler(data[0]), None  # type: ignore[arg-type]
+        return RandomSampler(data[0]), None
     import heeler
 
     kind, _, strata = spec.order.partition(", ")
@@ -95,7 +95,9 @@ def ordered(spec: Spec, data: Tensors, model: Any) -> tuple[Any, Any]:
     if spec.task.workers > 1:
         options["shards"] = "local"
     sampler = heeler.Sampler(len(data[0]), batch_size=spec.task.batch, seed=spec.seed, **options)
-    return sampler, None if kind == "stratified" else heeler.attach(model, sampler)
+    if kind == "stratified":
+        return sampler, None
+    return sampler, heeler.attach(training.model, sampler, **training.attach_options)
 
 
 def start_device(device: str) -> None:
@@ -104,7 +106,9 @@ def start_device(device: str) -> None:
         return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     images = torch.randn(64, 3, 32, 32, device=device)
-    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(14400, 10)).to(device)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(14400, 10)).to(
+        device
+    )
     net(images).sum().backward()
     torch.cuda.synchronize()
 
@@ -126,7 +130,7 @@ def run(spec: Spec) -> dict[str, Any]:
     meet(task)
 
     clock = Clock(spec.device)
-    sampler, handle = ordered(spec, data, training.model)
+    sampler, handle = ordered(spec, data, training)
     loader = training.loader(data, sampler)
     steps, taken, sketched = max(1, round(spec.epochs * len(loader))), 0, []
     while taken < steps:

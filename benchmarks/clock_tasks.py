@@ -50,37 +50,56 @@ class Task:
 
 
 EVERY = ("cost", "race", "gain")
-BOTH = ("cpu", "cuda")
+GPU = ("cuda",)
 TASKS = (
     Task("MLP 64-1024-512-10", "digits four times", "mlp", 0.05, 16, 64, modes=("cost", "race"), threads=1),
     Task(
         *("GPT 2×32", "characters 32", "gpt 2×32", 8e-3, 14, 16, "adamw", 0.01),
-        **{"modes": EVERY, "labelled": False, "threads": 1},
+        modes=EVERY,
+        labelled=False,
+        threads=1,
     ),
     Task(
         *("mortgages, 4 workers", "all mortgages", "linear", 0.1, 10, 16, "sgd"),
-        **{"modes": ("cost", "race"), "threads": 1, "workers": 4, "convex": True},
+        modes=("cost", "race"),
+        threads=1,
+        workers=4,
+        convex=True,
     ),
     Task(
         *("GPT 3×96", "characters 128", "gpt 3×96", 4e-3, 14, 32, "adamw", 0.01),
-        **{"modes": EVERY, "devices": ("cuda",), "labelled": False},
+        modes=EVERY,
+        devices=GPU,
+        labelled=False,
     ),
     Task(
         *("ResNet-20", "images", "resnet", 0.1, 20, 64, "momentum", 1e-4),
-        **{"modes": EVERY, "devices": ("cuda",), "crops": True, "small_examples": 1280},
+        modes=EVERY,
+        devices=GPU,
+        crops=True,
+        small_examples=1280,
     ),
     Task(
         *("GPT-2 124M, compiled", "tokens", "gpt-2", 1e-5, 16, 16, "adamw"),
-        **{"devices": ("cuda",), "labelled": False, "half": True, "compile": "default", "evaluate": False},
-        **{"small_examples": 64, "small_model": "small gpt-2"},
+        devices=GPU,
+        labelled=False,
+        half=True,
+        compile="default",
+        evaluate=False,
+        small_examples=64,
+        small_model="small gpt-2",
     ),
     Task(
         *("LeNet, CUDA graphs", "random images", "lenet", 1e-3, 16, 64),
-        **{"devices": ("cuda",), "compile": "reduce-overhead", "small_examples": 1280},
+        devices=GPU,
+        compile="reduce-overhead",
+        small_examples=1280,
     ),
     Task(
         *("airbench94", "all images", "airbench", 11.5, 9.9, 1024),
-        **{"devices": ("cuda",), "small_examples": 2048, "small_model": "small airbench"},
+        devices=GPU,
+        small_examples=4096,
+        small_model="small airbench",
     ),
 )
 """Those that `benchmarks.small_tasks` does not have; `benchmarks.clock_data.tasks` adds its convex ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ Tensors = tuple[Tensor, ...]
 
 class Training:
     """A model and its steps; they know nothing of orders."""
+
+    attach_options: ClassVar[dict[str, Any]] = {}
+    """What `heeler.attach` has to know of the loss."""
 
     def __init__(self, task: Task, net: nn.Module, data: Tensors, device: str, rate: float) -> None:
         self.task, self.data, self.device = task, data, torch.device(device)
