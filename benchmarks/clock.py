@@ -32,6 +32,7 @@ numbers.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -64,7 +65,7 @@ class Runner:
     """Starts runs, one after the other, and waits for each."""
 
     def __init__(self, given: argparse.Namespace, scratch: Path) -> None:
-        self.given, self.scratch, self.count = given, scratch, 0
+        self.given, self.scratch, self.numbers = given, scratch, itertools.count()
         self.sources: dict[str, str] = {}
         """Of each task's data: real or random."""
 
@@ -77,8 +78,7 @@ class Runner:
         self, task: Task, order: str, seed: int, rate: float, epochs: float, *, cold: bool = False
     ) -> dict[str, Any]:
         """Train in a process of its own (several workers: as many), and wait for its end."""
-        self.count += 1
-        base = self.scratch / str(self.count)
+        base = self.scratch / str(next(self.numbers))
         name, _, budget = order.partition(", budget ")
         spec: dict[str, Any] = {"task": asdict(task), "order": name, "seed": seed, "rate": rate, "epochs": epochs}
         spec |= {"device": self.given.device, "threads": self.given.threads, "data": str(self._data(task))}
