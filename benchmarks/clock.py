@@ -197,7 +197,7 @@ def measure_gain(runner: Runner, task: Task, results: Results) -> None:
 def warm_up(runner: Runner, task: Task, orders: list[str]) -> None:
     """Runs that do not count: files lie in the page cache after them, and compilers' caches are filled."""
     for order in orders:
-        runner.run(task, order, 0, task.rate, 3)
+        runner.run(task, order, 0, task.rate, min(3.0, task.epochs * runner.given.epochs))
 
 
 def _whole(epochs: float) -> int:

@@ -62,11 +62,13 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # cost
 
 
-def cost(runs: Runs, task: str, order: str) -> dict[str, Any]:
-    """What an order costs against random, both of one turn, over all turns that have both."""
+def cost(runs: Runs, task: str, order: str) -> dict[str, Any] | None:
+    """What an order costs against random, both of one turn, over all turns that have both; None without any."""
     of = {(run["order"], run["seed"]): run for run in runs if run["task"] == task}
     turns = sorted(seed for each, seed in of if each == order and ("random", seed) in of)
     pairs = [(of["random", turn], of[order, turn]) for turn in turns]
+    if not turns:
+        return None
     calm = [ratio for ratio in (without_sketches(plain, own) for plain, own in pairs) if ratio is not None]
     return {
         "turns": len(turns),
@@ -95,7 +97,7 @@ def cost_table(runs: Runs) -> str:
     for task in names(runs, "task"):
         for order in names(runs, "order", task=task):
             found = cost(runs, task, order)
-            if order == "random" or not found["turns"]:
+            if order == "random" or found is None:
                 continue
             ratio = median_interval(found["ratios"])
             spread = f"{min(found['ratios']):.3f} to {max(found['ratios']):.3f}"

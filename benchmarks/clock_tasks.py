@@ -60,7 +60,7 @@ TASKS = (
         threads=1,
     ),
     Task(
-        *("mortgages, 4 workers", "all mortgages", "linear", 0.1, 10, 16, "sgd"),
+        *("mortgages, 4 workers", "16,384 mortgages", "linear", 0.1, 16, 16, "sgd"),
         modes=("cost", "race"),
         threads=1,
         workers=4,
