@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 import heeler
 from benchmarks.know_own import SmallSST
+from benchmarks.losses import losses, objective
 from experiments.folder import Folder
 from experiments.tasks import get_task
 from experiments.tasks.base import Examples
@@ -99,47 +100,29 @@ def train(task: Small, examples: Examples, seed: int, rate: float | None = None,
         run.handle.detach()
 
 
-def losses(model: nn.Module, batch: Batch) -> Tensor:
-    """(B,) each example's loss: cross-entropy, per character where targets are texts, or a squared error."""
-    *inputs, target = batch
-    out = model(*inputs)
-    if target.dtype.is_floating_point:
-        return (out - target).square().flatten(1).mean(1)
-    if target.ndim > 1:
-        return F.cross_entropy(out.flatten(0, -2), target.flatten(), reduction="none").view(target.shape).mean(1)
-    return F.cross_entropy(out, target, reduction="none")
-
-
-@torch.no_grad()
-def objective(model: nn.Module, tensors: Batch, decay: float = 0.0) -> float:
-    """The mean loss over all rows, with the L2 term, in evaluation mode."""
-    was, total = model.training, 0.0
-    model.eval()
-    for start in range(0, len(tensors[0]), 512):
-        total += float(losses(model, tuple(t[start : start + 512] for t in tensors)).double().sum())
-    model.train(was)
-    square = sum(float(p.double().square().sum()) for p in model.parameters()) if decay else 0.0
-    return total / len(tensors[0]) + decay / 2 * square
-
-
 @lru_cache
 def least(name: str, folder: Folder) -> float:
-    """The least objective of a convex task, by L-BFGS in double precision."""
+    """The least objective of a convex task."""
     task = TASKS[name]
     examples = task.load(folder)
-    tensors = tuple(t.double() if t.dtype.is_floating_point else t for t in examples.train)
-    model = task.make(examples).double()
+    return least_of(task.make(examples), examples.train, task.decay)
+
+
+def least_of(model: nn.Module, train: Batch, decay: float) -> float:
+    """The least objective of a convex model, by L-BFGS in double precision."""
+    tensors = tuple(t.double() if t.dtype.is_floating_point else t for t in train)
+    model = model.double()
     solver = torch.optim.LBFGS(model.parameters(), max_iter=2000, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         solver.zero_grad()
         loss = losses(model, tensors).mean()
-        loss = loss + task.decay / 2 * sum((p.square().sum() for p in model.parameters()), torch.zeros(()))
+        loss = loss + decay / 2 * sum((p.square().sum() for p in model.parameters()), torch.zeros(()))
         loss.backward()
         return loss
 
     solver.step(closure)
-    return objective(model, tensors, task.decay)
+    return objective(model, tensors, decay)
 
 
 def _optimizer(task: Small, model: nn.Module, rate: float) -> torch.optim.Optimizer:

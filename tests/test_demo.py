@@ -30,13 +30,14 @@ def call(*arguments):
 def test_demo_draws_and_tells(tmp_path):
     out = call("demo", "--seeds", 2, "--epochs", 2, "--plot", tmp_path / "demo.png").output
     assert (tmp_path / "demo.png").stat().st_size > 10_000
-    assert all(rule in out for rule in ("random", "cd-grab", "herd"))
+    assert all(rule in out for rule in ("random", "stratified", "cd-grab", "herd"))
+    assert out.count("By epochs:") == out.count("By seconds:") == 2
 
 
 def test_demo_as_json(tmp_path):
     tables = json.loads(call("demo", "--seeds", 1, "--epochs", 2, "--json", "--plot", tmp_path / "d.png").stdout)
     assert [table["task"] for table in tables] == ["digits", "digits-mlp"]
-    assert set(tables[0]["rules"]) == {"random", "cd-grab", "herd"}
+    assert set(tables[0]["rules"]) == {"random", "stratified", "cd-grab", "herd"}
 
 
 def test_demo_trains_as_the_experiments_do(tmp_path):
@@ -45,15 +46,44 @@ def test_demo_trains_as_the_experiments_do(tmp_path):
     from experiments.records import from_records
     from experiments.tasks import get_task, settings
     from experiments.training import train
+    from heeler.cli.demo_runs import TASKS
 
+    rates = {task.name: task.rates for task in TASKS}
     tables = json.loads(call("demo", "--seeds", 1, "--epochs", 3, "--json", "--plot", tmp_path / "d.png").stdout)
     for table in tables:
         task = get_task(table["task"])
         four = {"workers": 4, "batch_size": 4, "shards": "local"}
-        for rule, changes in (("random", {}), ("cd-grab", four), ("herd", {})):
-            run = settings(task, rule, 0, epochs=3, **changes)
+        for rule, changes in (("random", {}), ("stratified", {}), ("cd-grab", four), ("herd", {})):
+            run = settings(task, rule, 0, epochs=3, schedule="cosine", lr=rates[task.name][rule], **changes)
             last = from_records(run, train(run, Folder(tmp_path))).series(table["quantity"])[-1]
             assert table["rules"][rule]["by_epoch"]["3"]["mean"] == pytest.approx(last, rel=1e-9)
+
+
+def numbers(**ends_and_times):
+    """order=(last value, epochs and seconds to random's last value)."""
+    rules = {
+        order: {
+            "by_epoch": {"30": {"mean": end}},
+            "epochs_to_target": epochs,
+            "seconds_to_target": seconds,
+            "seeds": 3,
+            "seeds_below_random": 2,
+        }
+        for order, (end, epochs, seconds) in ends_and_times.items()
+    }
+    return {"rules": rules}
+
+
+def test_the_conclusion_names_winners_by_epochs_and_by_seconds():
+    from heeler.cli.demo_runs import TASKS, conclusion
+
+    said = conclusion(TASKS[0], numbers(random=(0.2, 30, 1.5), herd=(0.1, 20, 1.75), grab=(0.15, 20, 9.0)))
+    assert "By epochs: herd is lowest after 30, 0.1 against random's 0.2, and lower in 2 of 3 seeds" in said
+    assert "herd and grab needed the fewest to get to random's last value, 20." in said
+    assert "By seconds: random was there first, after 1.50 s (herd after 1.75, grab after 9.00)." in said
+    said = conclusion(TASKS[0], numbers(random=(0.2, 30, 1.5), herd=(0.3, None, None)))
+    assert "By epochs: random is lowest after 30; random needed the fewest" in said
+    assert said.endswith("By seconds: random was there first, after 1.50 s.")
 
 
 @pytest.mark.parametrize("folder", ["src/heeler", "examples"])

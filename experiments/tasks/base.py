@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from experiments.folder import Folder
-from experiments.setup import Run
+
+if TYPE_CHECKING:
+    from experiments.setup import Run
 
 
 @dataclass
@@ -113,6 +115,8 @@ def parameters_l2(model: nn.Module) -> float:
 
 def settings(task: Task, rule: str, seed: int = 0, **changes: Any) -> Run:
     """The task's published settings with `changes`."""
+    from experiments.setup import Run  # imports Heeler, and a benchmark's plain runs need tasks without it
+
     options = {**task.defaults.get("options", {}), **changes.pop("options", {})}
     merged = {**task.defaults, **changes, "options": options}
     if merged.get("schedule", "constant") != "constant" and "decay_every" not in changes:
