@@ -58,7 +58,7 @@ class Attribution:
         """And the window of each, under way."""
         self._serial = 0
         self._sums = StepSums()
-        self._seen = np.zeros(0, np.uint8) if before is None else before._seen
+        self._seen: NDArray[np.uint8] = np.zeros(0, np.uint8) if before is None else before._seen
         """A bit per example that was filed in this epoch."""
         self._knows = False
         """A pass of this epoch was known by its inputs."""
