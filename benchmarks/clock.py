@@ -247,6 +247,9 @@ def main() -> None:
             except MissingData as error:
                 print(f"  left out: {error}", flush=True)
                 continue
+            if given.mode != "cost" and runner.sources[task.name] == "random":
+                print("  left out: of random data no loss says anything; name a folder with --data", flush=True)
+                continue
             MEASURES[given.mode](runner, task, results)
     print(TABLES[given.mode](results.runs))
 

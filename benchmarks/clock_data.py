@@ -116,6 +116,7 @@ LOADERS: dict[str, tuple[Callable[[Folder], Tensors] | None, Callable[[], Tensor
     "images": (experiment("cifar10-resnet", limit=12_800), pictures(12_800)),
     "all images": (experiment("cifar10-resnet"), pictures(50_000)),
     "random images": (None, pictures(19_200)),
+    "few tokens": (None, texts(64, 64, 512)),
     "tokens": (None, texts(1024, 1024, 50_257)),
 }
 """Name → real data of a folder, and random ones of the same shape; None where there are none of the kind."""

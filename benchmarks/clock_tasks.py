@@ -45,8 +45,9 @@ class Task:
     """Whether the training loss says something; of random tokens it does not."""
     small_examples: int = 0
     """On a CPU: so many examples, where the task is made for a GPU; 0: all."""
+    small_data: str = ""
     small_model: str = ""
-    """On a CPU: another model, where the task's own would take hours."""
+    """On a CPU: other data and another model, where the task's own would take hours."""
 
 
 EVERY = ("cost", "race", "gain")
@@ -87,6 +88,7 @@ TASKS = (
         compile="default",
         evaluate=False,
         small_examples=64,
+        small_data="few tokens",
         small_model="small gpt-2",
     ),
     Task(
@@ -108,5 +110,5 @@ TASKS = (
 def fitted(task: Task, device: str) -> Task:
     """The task as it is run on this device."""
     if device == "cuda":
-        return replace(task, small_examples=0, small_model="")
-    return replace(task, model=task.small_model or task.model)
+        return replace(task, small_examples=0)
+    return replace(task, data=task.small_data or task.data, model=task.small_model or task.model)

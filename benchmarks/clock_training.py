@@ -115,7 +115,7 @@ MODELS: dict[str, Callable[[Tensors], nn.Module]] = {
     "resnet": experiment("cifar10-resnet", norm="batch"),
     "lenet": experiment("cifar10"),
     "gpt-2": gpt(50257, 1024, 768, 12, 12),
-    "small gpt-2": gpt(50257, 1024, 32, 2, 2),
+    "small gpt-2": gpt(512, 64, 32, 2, 2),
 }
 
 
