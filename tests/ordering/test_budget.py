@@ -26,7 +26,7 @@ refreshes = st.integers(1, 12)
 def test_no_more_is_planned_than_the_budget_allows(refresh, share, cost):
     pace, spent = Pace(refresh, share, cost), cost.start
     for age in range(1, 60):
-        if pace.is_due(age):
+        if pace.is_due(age - 1):
             spent += cost.sketches
             assert spent <= max(LEAST_SECONDS, share * cost.epoch * max(age, LEAST_EPOCHS)) * (1 + 1e-12)
 
@@ -34,15 +34,15 @@ def test_no_more_is_planned_than_the_budget_allows(refresh, share, cost):
 @given(refreshes, shares, costs)
 def test_what_a_larger_budget_takes_is_no_less(refresh, share, cost):
     less, more = Pace(refresh, share, cost), Pace(refresh, 2 * share, cost)
-    assert all(less.sketched(epochs) <= more.sketched(epochs) for epochs in range(1, 60))
+    assert all(less.taken(epochs) <= more.taken(epochs) for epochs in range(1, 60))
 
 
 @given(refreshes, costs)
 def test_without_a_limit_sketches_are_taken_as_asked(refresh, cost):
     due = [wanted(age, refresh) for age in range(1, 60)]
-    assert [Pace(refresh, None, cost).is_due(age) for age in range(1, 60)] == due
-    assert [Pace(refresh, 0.5).is_due(age) for age in range(1, 60)] == due  # before a model is attached
-    assert [Pace(refresh, 0.02, Costs(1.0, 0.0)).is_due(age) for age in range(1, 60)] == due
+    assert [Pace(refresh, None, cost).is_due(age - 1) for age in range(1, 60)] == due
+    assert [Pace(refresh, 0.5).is_due(age - 1) for age in range(1, 60)] == due  # before a model is attached
+    assert [Pace(refresh, 0.02, Costs(1.0, 0.0)).is_due(age - 1) for age in range(1, 60)] == due
 
 
 @given(refreshes, shares, costs, st.permutations(range(1, 40)))
@@ -53,19 +53,36 @@ def test_the_plan_does_not_depend_on_who_asks_first(refresh, share, cost, ages):
 
 def test_expensive_sketches_are_taken_later_and_seldom():
     every = Pace(8, 0.02, Costs(epoch=10.0, sketches=1.0))
-    taken = [age for age in range(1, 201) if every.is_due(age)]
+    taken = [age for age in range(1, 201) if every.is_due(age - 1)]
     assert taken[0] == 1  # 2% of ten epochs are two seconds: enough for two
     assert taken[1] == 2
     assert taken[2:5] == [15, 20, 25]
     assert every.share(200) <= 0.02
     never = Pace(8, 0.02, Costs(epoch=10.0, sketches=100.0))
-    assert never.sketched(499) == 0
-    assert never.is_due(500)
+    assert never.taken(499) == 0
+    assert never.is_due(499)
+
+
+@given(refreshes, shares, costs, st.lists(st.sampled_from(["go on", "repeat", "begin again"]), max_size=60))
+def test_what_was_spent_counts_when_sketches_begin_again(refresh, share, cost, happenings):
+    pace, spent = Pace(refresh, share, cost), cost.start
+    for epoch, what in enumerate(happenings):
+        due = pace.is_due(epoch)
+        if due:
+            spent += cost.sketches
+            assert spent <= pace.allowance(epoch + 1) * (1 + 1e-9)
+        if what == "repeat" and due:
+            pace.repeat()
+        elif what == "begin again":
+            pace.begin_again(epoch + 1)
+        other = Pace(refresh, share, cost)
+        other.restore(pace.began, pace.taken_before)
+        assert other.is_due(epoch + 1) == pace.is_due(epoch + 1)
 
 
 def test_a_run_of_a_few_seconds_may_take_a_quarter_of_one():
     pace = Pace(8, 0.02, Costs(epoch=0.01, sketches=0.06))
-    assert [age for age in range(1, 41) if pace.is_due(age)] == [1, 2, 4, 8]
+    assert [age for age in range(1, 41) if pace.is_due(age - 1)] == [1, 2, 4, 8]
 
 
 def test_sketches_have_fewer_dimensions_where_all_are_too_expensive():

@@ -89,7 +89,7 @@ class Explanation:
         """Numbers, strings, lists and dicts of these."""
         plain = dataclasses.asdict(dataclasses.replace(self, coverage=None, pace=None))  # type: ignore[arg-type]
         plain["budget"] = plain.pop("pace") or self.pace.budget
-        plain["sketched_epochs"] = None if self.epochs is None else self.pace.sketched(self.epochs)
+        plain["sketched_epochs"] = None if self.epochs is None else self.pace.taken(self.epochs)
         shown = ("share_of_parameters", "covered", "left_out")
         plain["coverage"] = self.coverage and {name: getattr(self.coverage, name) for name in shown}
         return {**plain, "works": self.works, "ratio": self.ratio, "run_ratio": self.run_ratio}

@@ -87,10 +87,10 @@ def _time(found: Explanation) -> list[str]:
     elif found.sketched:
         lines.append("the cost model has no price for one of these layers: measure a step with loss=")
     if found.sketched and found.refresh > 1:
-        first = [str(age) for age in range(1, 41) if found.pace.is_due(age)][:4]
+        first = [str(e + 1) for e in range(40) if found.pace.is_due(e)][:4]
         taken = f"epochs {', '.join(first)} and so on" if first else "none of the first 40 epochs"
         if found.epochs is not None:
-            taken = f"{found.pace.sketched(found.epochs)} of {found.epochs} epochs"
+            taken = f"{found.pace.taken(found.epochs)} of {found.epochs} epochs"
         run = "" if found.run_ratio is None else f": the run takes {found.run_ratio:.3f} times as long"
         limit = "without a limit" if found.pace.budget is None else f"within a budget of {found.pace.budget:.0%}"
         lines.append(f"{limit}, sketches are taken in {taken}; the others cost what plain ones do{run}")

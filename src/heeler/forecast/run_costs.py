@@ -74,7 +74,7 @@ def least_epochs(ratio: float) -> int:
 
 def run_time(epochs: int, ratio: float, pace: Pace) -> float:
     """What `epochs` of Heeler's epochs take, in plain ones: those without sketches cost what plain ones do."""
-    return epochs + (ratio - 1) * pace.sketched(epochs)
+    return epochs + (ratio - 1) * pace.taken(epochs)
 
 
 def most_epochs(epochs: int, ratio: float, pace: Pace) -> int:

@@ -65,7 +65,7 @@ class Vectors:
         """
         full = self.rows, self.means
         known = np.arange(len(self)) if self.seen is None else np.flatnonzero(self.seen)
-        if self.rows.dim <= 2 * AXES or known.size < 2 * SAMPLE:
+        if self.rows.dim <= 2 * AXES or known.size < 2 * SAMPLE or not self.spread.any():
             return full
         drawn = np.sort(np.random.default_rng(known.size).choice(known, 2 * SAMPLE, replace=False))
         worker = np.searchsorted(self.shards, drawn, side="right") - 1
@@ -75,7 +75,7 @@ class Vectors:
         others = sample[1::2]
         if np.square(others @ axes.T).sum() < HELD * np.square(others).sum():
             return full
-        length = math.sqrt(max(float(self.spread.mean()), 1e-300))
+        length = math.sqrt(float(self.spread.mean()))
         basis = np.ascontiguousarray(axes.T * np.float32(2.0 ** -round(math.log2(length))))
         projected = loops.project_rows(self.rows, self.shards, self.means, self.seen, basis)
         return Rows(projected), np.zeros((self.workers, AXES))

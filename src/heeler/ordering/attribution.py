@@ -58,7 +58,7 @@ class Attribution:
         """And the window of each, under way."""
         self._serial = 0
         self._sums = StepSums()
-        self._seen: NDArray[np.uint8] = np.zeros(0, np.uint8) if before is None else before._seen
+        self.seen: NDArray[np.uint8] = np.zeros(0, np.uint8) if before is None else before.seen
         """A bit per example that was filed in this epoch."""
         self._knows = False
         """A pass of this epoch was known by its inputs."""
@@ -80,7 +80,7 @@ class Attribution:
     def begin_epoch(self) -> None:
         """Every epoch finds out anew whether passes can be known by their inputs."""
         self._knows, self._rejected, self._believed, self._evidence = False, False, None, Evidence()
-        self._seen, self.filed, self._last = np.zeros(0, np.uint8), 0, None
+        self.seen, self.filed, self._last = np.zeros(0, np.uint8), 0, None
 
     # At the forward
 
@@ -203,7 +203,7 @@ class Attribution:
         if not ready:
             return
         indices = np.concatenate([i for i, _ in ready])
-        self._seen, new = _with_bits(self._seen, indices)
+        self.seen, new = _with_bits(self.seen, indices)
         self.filed += new
         yield indices, np.concatenate([v for _, v in ready])
 

@@ -42,7 +42,7 @@ class Costs(NamedTuple):
 
 
 class Pace:
-    """When sketches are taken, in epochs counted from 1 as they began.
+    """When sketches are taken. Epochs are counted from 0.
 
     refresh: how old a sketch may get. budget: a share of the run, None: no limit. costs: None: not known yet.
     """
@@ -50,23 +50,30 @@ class Pace:
     def __init__(self, refresh: int, budget: float | None = None, costs: Costs | None = None) -> None:
         self.refresh, self.budget = refresh, None if costs is None else budget
         self.costs = Costs(0.0, 0.0) if costs is None else costs
-        self._due: list[bool] = []
-        self._spent, self._wanted = self.costs.start, 1
+        self.began = 0
+        """The epoch in which sketches were taken as in a new run: earlier ones do not count any more."""
+        self.taken_before = 0
+        """In how many epochs before that sketches were taken."""
+        self._decide_again()
 
-    def is_due(self, age: int) -> bool:
-        """Whether sketches are taken in the `age`-th epoch: 1, 2, 4, 8, 16, 24 for 8, if that is affordable."""
+    def _decide_again(self) -> None:
+        self._due: list[bool] = []
+        self._taken, self._wanted = self.taken_before, 1
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether sketches are taken: in epochs 0, 1, 3, 7, 15 and 23 if 8 is the refresh, where that is affordable."""
+        age = epoch - self.began + 1
         if self.budget is None:
             return wanted(age, self.refresh)
         while len(self._due) < age:
             self._due.append(self._decide(len(self._due) + 1))
-        return self._due[age - 1]
+        return age > 0 and self._due[age - 1]
 
     def _decide(self, age: int) -> bool:
-        assert self.budget is not None
-        after = self._spent + self.costs.sketches
-        if age < self._wanted or after > self.allowance(age):
+        after = self.costs.start + (self._taken + 1) * self.costs.sketches
+        if age < self._wanted or after > self.allowance(self.began + age):
             return False
-        self._spent = after
+        self._taken += 1
         self._wanted = next(later for later in range(age + 1, age + self.refresh + 1) if wanted(later, self.refresh))
         return True
 
@@ -76,14 +83,29 @@ class Pace:
             return math.inf
         return max(LEAST_SECONDS, self.budget * self.costs.epoch * max(epochs, LEAST_EPOCHS))
 
-    def sketched(self, epochs: int) -> int:
-        """In how many of the first `epochs` epochs sketches are taken."""
-        return sum(self.is_due(age) for age in range(1, epochs + 1))
+    def begin_again(self, epoch: int) -> None:
+        """From this epoch on as in a new run; but what was spent is spent."""
+        self.taken_before = self.taken(epoch)
+        self.began = epoch
+        self._decide_again()
+
+    def repeat(self) -> None:
+        """An epoch with sketches has brought few: the next one counts as the same."""
+        self.taken_before, self.began = self.taken_before + 1, self.began + 1
+        self._decide_again()
+
+    def restore(self, began: int, taken_before: int) -> None:
+        self.began, self.taken_before = began, taken_before
+        self._decide_again()
+
+    def taken(self, epochs: int) -> int:
+        """In how many of the first `epochs` epochs of the run sketches are taken."""
+        return self.taken_before + sum(self.is_due(epoch) for epoch in range(self.began, epochs))
 
     def share(self, epochs: int) -> float:
         """Of a run of so many plain epochs, what Heeler adds to it."""
         plain = epochs * self.costs.epoch
-        return (self.costs.start + self.sketched(epochs) * self.costs.sketches) / plain if plain else 0.0
+        return (self.costs.start + self.taken(epochs) * self.costs.sketches) / plain if plain else 0.0
 
 
 def wanted(age: int, refresh: int) -> bool:

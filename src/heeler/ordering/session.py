@@ -81,7 +81,6 @@ class Session:
         self._source: SketchSource | None = None
         self.sketched_at: Tensor | None = None
         """The weights as the newest sketched epoch began: see `SketchSource.weights`."""
-        self._sketches_began = 0
         self._full_length = len(self.epoch.order)
         self._told, self._gave_up, self._misfiled = False, False, 0  # the first two: it was said
         self._resumed = False  # and nothing was read since
@@ -126,7 +125,7 @@ class Session:
         """Whether sketches are taken in the current epoch."""
         if not self.rule.needs_vectors or self.planner.gave_up:
             return False
-        return not self.rule.keeps_table or self.pace.is_due(self.epoch.number - self._sketches_began + 1)
+        return not self.rule.keeps_table or self.pace.is_due(self.epoch.number)
 
     @property
     def examples(self) -> int:
@@ -255,7 +254,7 @@ class Session:
         """Earlier sketches cannot be compared with those to come: forget them, and take new ones."""
         self._deliver(wait=True)
         self._forget_all()
-        self._sketches_began = self.epoch.number
+        self.pace.begin_again(self.epoch.number)
 
     def _latest(self) -> Progress:
         return self.iterations.latest or self.progress
@@ -467,14 +466,15 @@ class Session:
         self._judge(progress)
         self._tell(progress)
         done = min(progress.trained, self.attribution.filed + progress.start)
-        if self.takes_sketches and progress.ended and done < ENOUGH_TRAINED * len(self.epoch.order):
-            self._sketches_began += 1  # an epoch that was cut short has left examples without a sketch: one more
-        if self._misfiled:
-            self._sketches_began = self.epoch.number + 1  # start again
-        self.spent.end_epoch(sketched=self.takes_sketches)
+        sketched = self.takes_sketches
+        self.spent.end_epoch(sketched=sketched)
         begun = time.perf_counter()
         plan = self._next_plan(self.epoch)
         self.spent.waits += time.perf_counter() - begun
+        if self._misfiled:
+            self.pace.begin_again(self.epoch.number + 1)
+        elif sketched and progress.ended and done < ENOUGH_TRAINED * len(self.epoch.order):
+            self.pace.repeat()  # an epoch that was cut short has left examples without a sketch: one more
         self._turn_to(self._epoch(self.epoch.number + 1, plan))
 
     def _turn_to(self, epoch: Epoch) -> None:
@@ -519,7 +519,7 @@ class Session:
                 plan = self._next_plan(replace(self.epoch, number=skipped, plan=plan))
         number = max(number, self.epoch.number)
         self._turn_to(self._epoch(number, plan))
-        self._sketches_began = number  # whatever there is, it is not of the epochs before this one
+        self.pace.begin_again(number)  # whatever there is, it is not of the epochs before this one
 
     # State and metrics
 
@@ -542,11 +542,17 @@ class Session:
             "trained": self._position(),
             "over": over or self._ended_before,
             "examples": self.setup.examples,
-            "sketches_began": self.epoch.number + 1 if self._misfiled else self._sketches_began,
+            **self._pace_state(),
             "gave_up": self.planner.gave_up,
             **subset_state(self.links.subset, self.setup.subset, self.links.shard_sizes is None),
             **self.planner.state_dict(self.epoch),
         }
+
+    def _pace_state(self) -> dict[str, int]:
+        began, before = self.pace.began, self.pace.taken_before
+        if self._misfiled:  # the next epoch begins again
+            began, before = self.epoch.number + 1, self.pace.taken(self.epoch.number + 1)
+        return {"sketches_began": began, "sketched_before": before}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; raises before anything is changed if the state does not fit."""
@@ -561,7 +567,7 @@ class Session:
         self._pop()  # whatever was under way belongs to another run
         self.attribution = Attribution()
         self._misfiled, self._gave_up = 0, self.planner.gave_up or self.rule.useless
-        self._sketches_began = state["sketches_began"]
+        self.pace.restore(state["sketches_began"], state.get("sketched_before", 0))
         self._resume(state["epoch"], plan, self._own_position(state, plan) if same_workers else 0, over=state["over"])
 
     def _own_position(self, state: dict[str, Any], plan: Plan) -> int:
@@ -619,7 +625,7 @@ class Session:
                 numbers["realized_steps"], numbers["realized_prefixes"] = judgement.balance
         if self.pace.budget is not None:
             numbers["budget"] = self.pace.budget
-            numbers["planned_share"] = self.pace.share(self.epoch.number - self._sketches_began + 1)
+            numbers["planned_share"] = self.pace.share(self.epoch.number + 1)
         numbers |= self.spent.metrics()
         solution = self.rule.last_solution
         if solution is not None:

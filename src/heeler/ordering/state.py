@@ -105,7 +105,7 @@ def check_state(state: dict[str, Any], examples: int) -> None:
             raise StateError(f"its {name!r} is {value}, which is below 0")
         if kind is list and not all(type(each) is int for each in value):
             raise StateError(f"its {name!r} holds more than whole numbers")
-    if state["sketches_began"] > state["epoch"] + 1:
+    if max(state["sketches_began"], state.get("sketched_before", 0)) > state["epoch"] + 1:
         raise StateError("its sketches begin after its epoch")
     order, length = state["order"], examples
     if is_lazy(state):
@@ -180,5 +180,6 @@ _OPTIONAL_FIELDS: dict[str, Any] = {
     "positions": list,
     "shard_sizes": list,
     "gave_up": bool,
+    "sketched_before": int,
 }
 """What the state of several workers, or of later versions, holds too."""
