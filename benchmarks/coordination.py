@@ -145,7 +145,7 @@ def _play(
     def train(at: int, indices: IntArray) -> None:
         drift = rng.standard_normal((1, dim), dtype=np.float32)  # gradients change from epoch to epoch
         planner.observe(indices, vectors[own[indices]] + drift)
-        if planner.wants_start(epoch, at + len(indices), sketched=True):
+        if planner.wants_start(epoch, at + len(indices)):
             planner.start(epoch)
 
     def close() -> None:

@@ -54,7 +54,7 @@ def early(first: float, later: float) -> type[LocalPlanner]:
     """A planner that begins its solves at these shares of an epoch."""
 
     class Early(LocalPlanner):
-        def wants_start(self, epoch: Epoch, trained: int, *, sketched: bool) -> bool:
+        def wants_start(self, epoch: Epoch, trained: int) -> bool:
             if self._closed or self._solving is not None or not self.rule.solves_in_background:
                 return False
             length = len(epoch.order)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heeler.herding.judgement import FITTED, FITTED_WITHIN, NOTHING, SHAPE, SOMETHING, Judgement, Look
+from heeler.herding.judgement import FITTED, FITTED_WITHIN, LASTS, NOTHING, SHAPE, SOMETHING, Judgement, Look
 from heeler.herding.realized import Balance
 
 EVEN, GOOD, BAD = -0.5, Balance(0.3, 0.1), Balance(0.95, 1.2)
@@ -29,7 +29,9 @@ def test_examples_are_being_fitted_from_a_loss_of_evenness_per_epoch_on(gap: int
         judgement = judged(Look(3, EVEN, 5.0, None), Look(3 + gap, EVEN - loss * gap, 0.0, GOOD))
         assert judgement.loss_of_evenness == pytest.approx(loss)
         assert judgement.fits is fits
-        assert judgement.balances is not fits
+        assert judgement.balances(judgement.looks[-1].epoch) is not fits
+        assert judgement.balances(judgement.looks[-1].epoch + LASTS) is not fits
+        assert judgement.balances(judgement.looks[-1].epoch + LASTS + 1)
 
 
 def test_the_first_look_goes_by_its_own_quarters() -> None:
@@ -37,7 +39,7 @@ def test_the_first_look_goes_by_its_own_quarters() -> None:
         judgement = judged(Look(0, -3.0, fall, None))
         assert (judgement.loss_of_evenness, judgement.fits) == (fall, fits)
     assert FITTED_WITHIN < FITTED
-    assert (Judgement().loss_of_evenness, Judgement().fits, Judgement().balances) == (0.0, False, True)
+    assert (Judgement().loss_of_evenness, Judgement().fits, Judgement().balances(0)) == (0.0, False, True)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_the_first_look_goes_by_its_own_quarters() -> None:
 def test_useless_takes_two_refreshes_in_a_row(before: Balance | None, last: Balance | None, useless: bool) -> None:
     judgement = judged(Look(0, EVEN, 0.0, before), Look(1, EVEN, 0.0, last))
     assert judgement.useless is useless
-    assert judgement.balances is not useless
+    assert judgement.balances(100) is not useless
     assert not judged(Look(1, EVEN, 0.0, BAD)).useless
     older = judged(Look(0, EVEN, 0.0, BAD), Look(1, EVEN, 0.0, before), Look(2, EVEN, 0.0, last))
     assert older.useless is useless  # what was before the last two is forgotten

@@ -171,18 +171,19 @@ def test_ranks_that_disagree_find_out(name: str) -> None:
         assert name in message
 
 
-def test_a_closed_state_grows() -> None:
+def test_a_closed_state_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next order is known already when the dataset grows: both orders must take the new examples in."""
+    monkeypatch.setattr("heeler.ordering.planner.EARLY_SIZE", 1)
+    monkeypatch.setattr("heeler.ordering.planner.LATE", 0.4)
     dataset, model = problem(24)
     sampler = heeler.Sampler(dataset, batch_size=4, refresh=8)
     handle = heeler.attach(model, sampler)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
-    for _ in range(2):
-        for batch in loader:
-            backward(model, batch)
-    for step, batch in enumerate(loader):  # an epoch without sketches: its solve begins with the first step
+    for batch in loader:
         backward(model, batch)
-        if step == 1:
+    for step, batch in enumerate(loader):
+        backward(model, batch)
+        if step == 4:
             break
     state = handle.state_dict()
     assert state["session"]["closed"]
@@ -192,7 +193,7 @@ def test_a_closed_state_grows() -> None:
     model = problem(24)[1]
     heeler.attach(model, again).load_state_dict(grown)
     rest = list(again)
-    assert set(rest) == set(range(30)) - set(sampler.indices[:8].tolist())
+    assert set(rest) == set(range(30)) - set(sampler.indices[:20].tolist())
     for batch in DataLoader(larger, batch_size=4, sampler=again):
         backward(model, batch)
     assert sorted(again) == list(range(30))
@@ -230,12 +231,12 @@ def test_no_solve_starts_early_on_a_table_with_gaps(monkeypatch: pytest.MonkeyPa
     epoch = planner.Epoch(1, np.arange(24), planning.first())
     vectors = np.ones((24, 6), np.float32)
     planning.observe(np.arange(23), vectors[:23])
-    assert not planning.wants_start(epoch, 20, sketched=True)
+    assert not planning.wants_start(epoch, 20)
     planning.observe(np.array([23]), vectors[23:])
-    assert not planning.wants_start(epoch, 19, sketched=True)
-    assert planning.wants_start(epoch, 20, sketched=True)
-    assert not planning.wants_start(epoch, 24, sketched=True)
-    assert not planning.wants_start(epoch, 8, sketched=True)
+    assert not planning.wants_start(epoch, 19)
+    assert planning.wants_start(epoch, 20)
+    assert not planning.wants_start(epoch, 24)
+    assert not planning.wants_start(epoch, 8)
 
 
 def test_the_table_has_what_waits_for_a_solve(monkeypatch: pytest.MonkeyPatch) -> None:

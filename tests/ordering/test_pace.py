@@ -232,21 +232,6 @@ def test_a_checkpointed_model_counts_once(reentrant):
     assert run.sampler.session.progress.trained == BATCH
 
 
-def test_the_order_after_an_untapped_epoch_is_found_while_it_runs():
-    run = Run()
-    run.epoch()
-    run.epoch()
-    batches = iter(run.loader)
-    x, y = next(batches)
-    run.model(x)
-    assert run.sampler.session.planner._solving is None  # it may be an evaluation
-    nn.functional.mse_loss(run.model(x), y).backward()
-    run.model(next(batches)[0])
-    assert run.sampler.session.planner._solving is not None
-    saved = run.handle.state_dict()
-    assert saved["session"]["closed"]
-
-
 def test_metrics_say_how_much_new_sketches_agree_with_those_before():
     run = Run()
     numbers = []

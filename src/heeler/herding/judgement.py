@@ -38,6 +38,8 @@ SOMETHING = 0.8
 """Realized balance, of steps or of prefixes, up to which it has."""
 ENOUGH = 256
 """Examples below which nothing is judged: a few of them would decide."""
+LASTS = 8
+"""Epochs for which a look is believed that has left others to chance; later ones may not be affordable."""
 _KEPT = 2
 
 
@@ -109,10 +111,13 @@ class Judgement:
         shown = [look.balance for look in self.looks if look.balance is not None]
         return len(shown) == _KEPT and all(min(balance) >= NOTHING for balance in shown)
 
-    @property
-    def balances(self) -> bool:
-        """Whether the next epoch's order is to be made from sketches."""
-        return not self.fits and not self.useless
+    def is_old(self, epoch: int) -> bool:
+        """Whether the last look was too long before this epoch to go by."""
+        return bool(self.looks) and epoch - self.looks[-1].epoch > LASTS
+
+    def balances(self, epoch: int) -> bool:
+        """Whether the order after this epoch is to be made from sketches."""
+        return not self.useless and (not self.fits or self.is_old(epoch))
 
     @property
     def verdict(self) -> Verdict:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from heeler.herding import validate as check
 from heeler.herding.validate import IntArray
+from heeler.native import loops
 
 PER_EPOCH = 1024
 """Comparisons in an epoch, about: a sample that costs next to nothing, and enough to be sure (see `SURE`)."""
@@ -36,10 +37,7 @@ EQUAL = 2.0**-11
 """Cosines that differ by less cannot be told apart: rows are stored in half precision."""
 SLOTS = 1024
 """Strata whose last old row is kept; further ones share these places."""
-_AT_ONCE = 1 << 15  # numbers compared at a time: more memory than that costs more than the arithmetic
 _GOLDEN = 0.6180339887498949
-_HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float64)
-"""All that there are: to look one up takes a tenth of the time that NumPy takes to convert a small one."""
 
 
 class Share(NamedTuple):
@@ -77,18 +75,14 @@ def wins_of(new: NDArray[Any], own: NDArray[Any], other: NDArray[Any]) -> tuple[
     Of two that are as near, and of rows of zeros, which point nowhere, it cannot: where many examples are alike, or
     have no gradient any more, that must not look like chance.
     """
-    rows = [_doubles(each) for each in (new, own, other)]
-    lengths = np.sqrt([np.einsum("ij,ij->i", each, each) for each in rows])
+    own, other = (np.ascontiguousarray(each, np.float16) for each in (own, other))
+    to_own, to_other, *squares = loops.compare_rows(np.ascontiguousarray(new, np.float32), own, other)
+    lengths = np.sqrt(squares)
     there = (lengths > 0).all(axis=0)
     of_new, of_own, of_other = np.where(there, lengths, 1.0)
-    to_own, to_other = (np.einsum("ij,ij->i", rows[0], each) for each in rows[1:])
     nearer = (to_own / of_own - to_other / of_other) / of_new
     told = there & (np.abs(nearer) > EQUAL)
     return int((nearer[told] > 0).sum()), int(told.sum())
-
-
-def _doubles(rows: NDArray[Any]) -> NDArray[np.float64]:
-    return np.take(_HALVES, rows.view(np.uint16)) if rows.dtype == np.float16 else rows.astype(np.float64)
 
 
 class OwnCheck:
@@ -144,12 +138,8 @@ class OwnCheck:
 
     def compare(self, examples: IntArray, old: NDArray[np.float16], new: NDArray[np.float32]) -> None:
         """Rows `new` (m, K) replace `old` (m, K) of `examples` (m,)."""
-        step = max(1, _AT_ONCE // old.shape[1])
-        for start in range(0, len(examples), step):
-            part = slice(start, start + step)
-            self._compare(examples[part], old[part], new[part])
-
-    def _compare(self, examples: IntArray, old: NDArray[np.float16], new: NDArray[np.float32]) -> None:
+        if not len(examples):
+            return
         found = self._compared(np.zeros_like(examples), examples, old, new)
         pools = [_sum(self._pools[0], found)]
         if self._strata is not None:

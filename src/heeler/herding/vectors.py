@@ -25,6 +25,8 @@ AXES = 128
 """Numbers of a vector that exchanges look at. `benchmarks.realized` has what other numbers are worth."""
 SAMPLE = 2 * AXES
 """Vectors that the axes are taken from, and as many others that show how much the axes hold."""
+FEW = 4096
+"""Vectors below which it takes as long to find the axes as to look at all numbers."""
 HELD = 0.5
 """The share of the squared lengths that the axes must hold."""
 
@@ -65,7 +67,7 @@ class Vectors:
         """
         full = self.rows, self.means
         known = np.arange(len(self)) if self.seen is None else np.flatnonzero(self.seen)
-        if self.rows.dim <= 2 * AXES or known.size < 2 * SAMPLE or not self.spread.any():
+        if self.rows.dim <= 2 * AXES or known.size < FEW or not self.spread.any():
             return full
         drawn = np.sort(np.random.default_rng(known.size).choice(known, 2 * SAMPLE, replace=False))
         worker = np.searchsorted(self.shards, drawn, side="right") - 1

@@ -39,6 +39,31 @@ int compare_halves(const half *bits, const integer *where, const float *values, 
     return done;
 }
 
+/* Of row i of new (float32), own and other (half precision), all (count, dim): ⟨new, own⟩, ⟨new, other⟩, ‖new‖², ‖own‖²
+and ‖other‖² into out (5, count), in double precision: new may be of any size. */
+int compare_rows(const float *new, const half *own, const half *other, integer count, integer dim, double *out) {
+    float *first = scratch(dim), *second = scratch(dim);
+    int done = first && second;
+    for (integer i = 0; done && i < count; i++) {
+        const float *row = new + i * dim;
+        double sums[5] = {0};
+        widen_row(own + i * dim, first, dim);
+        widen_row(other + i * dim, second, dim);
+        for (integer k = 0; k < dim; k++) {
+            double x = row[k], y = first[k], z = second[k];
+            sums[0] += x * y;
+            sums[1] += x * z;
+            sums[2] += x * x;
+            sums[3] += y * y;
+            sums[4] += z * z;
+        }
+        for (int j = 0; j < 5; j++) out[j * count + i] = sums[j];
+    }
+    free(first);
+    free(second);
+    return done;
+}
+
 /* ‖row‖² of each row of a table (N, K) into out (N,). */
 int squared_norms(const table *t, integer count, double *out) {
     float *row = scratch(t->dim);

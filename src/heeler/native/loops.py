@@ -63,6 +63,13 @@ def compare_halves(rows: Array, where: Array, values: Array, scale: float, large
     return out
 
 
+def compare_rows(new: Array, own: Array, other: Array) -> NDArray[np.float64]:
+    """(5, m) ⟨new, own⟩, ⟨new, other⟩, ‖new‖², ‖own‖² and ‖other‖² of rows (m, K): float32, and float16 twice."""
+    out = np.empty((5, len(new)))
+    _call("compare_rows", new, own, other, *new.shape, out)
+    return out
+
+
 def squared_norms(rows: Rows) -> NDArray[np.float64]:
     """(N,) ‖row‖² of each."""
     out = np.empty(len(rows))

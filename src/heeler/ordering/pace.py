@@ -21,7 +21,7 @@ START_SECONDS = 0.03
 """To look at a model, and to load what is needed."""
 LEAST_EPOCHS = 10
 """A run is taken to be at least this long, since nothing tells its length: most of the cost comes first."""
-LEAST_SECONDS = 0.25
+LEAST_SECONDS = 0.3
 """And this much may be spent in any run: in one of a few seconds nobody waits for it."""
 SMALLEST, WORTH = 64, 1.25
 """Sketches that are too expensive have a fourth of the dimensions, and so on, down to this many; unless even so few

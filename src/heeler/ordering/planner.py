@@ -65,11 +65,11 @@ class Planner(Protocol):
     def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None:
         """Take note of trained examples: (b,) indices, (b, K) vectors."""
 
-    def wants_start(self, epoch: Epoch, trained: int, *, sketched: bool) -> bool:
-        """Whether now, with `trained` positions of the epoch done, is the time to call `start`.
+    works_beside: bool
+    """Whether there may be something to `start` in an epoch without sketches, too."""
 
-        sketched: whether this epoch brings sketches. If not, there is nothing to wait for.
-        """
+    def wants_start(self, epoch: Epoch, trained: int) -> bool:
+        """Whether now, with `trained` positions of the epoch done, is the time to call `start`."""
 
     def start(self, epoch: Epoch) -> None:
         """Begin to work on the order after `epoch` while that goes on."""
@@ -118,7 +118,7 @@ class LocalPlanner:
     in `_late` until the solve is done. So the orders depend on positions alone, never on how fast a thread runs.
     """
 
-    sees_all = True
+    sees_all, works_beside = True, False
 
     def __init__(self, rule: OrderingRule, partition: Partition) -> None:
         self.rule, self.partition = rule, partition
@@ -142,11 +142,11 @@ class LocalPlanner:
         else:
             self.rule.observe(indices, vectors)
 
-    def wants_start(self, epoch: Epoch, trained: int, *, sketched: bool) -> bool:
+    def wants_start(self, epoch: Epoch, trained: int) -> bool:
         if self._closed or self._solving is not None or not self.rule.solves_in_background:
             return False
         table, length = self.rule.table, len(epoch.order)
-        return not sketched or (
+        return (
             table is not None
             and (1 - late_share(table.rows.size)) * length <= trained < length
             and bool(table.seen.all())  # an example without a sketch would get a random place for an epoch

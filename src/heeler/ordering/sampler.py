@@ -60,8 +60,8 @@ class Sampler(DistributedSampler[Any]):
             models are compiled twice: with sketches, and without.
         budget: the share of the run's time that Heeler may take: 0.02, or None for no limit. What does not fit is left
             out: layers, dimensions, sketched epochs, and in the end all of it. It is decided by a model of the
-            machine, so that the same seed gives the same orders; `handle.metrics()` has what was measured. Any run may
-            take a quarter of a second, and counts as one of ten epochs or more.
+            machine, so that the same seed gives the same orders; `handle.metrics()` has what was measured. In any run
+            it may take 0.3 s, and every run counts as one of ten epochs or more.
         seed: of everything random. The same on all workers.
         num_replicas: workers; by default from `torch.distributed`, else one.
         rank: which one of them this is.

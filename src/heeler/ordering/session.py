@@ -248,7 +248,8 @@ class Session:
         if not self.attribution.is_naming:
             latest = self._latest()
             latest.advance(latest.handed_out if rows is None else rows, latest.handed_out)
-            self._start_early(sketched=False)
+            if self.planner.works_beside:
+                self._start_early()
 
     def coverage_changed(self) -> None:
         """Earlier sketches cannot be compared with those to come: forget them, and take new ones."""
@@ -265,7 +266,7 @@ class Session:
         """Store what the last backwards left; with `wait`, also what is still on its way from a device."""
         self._send()
         self._deliver(wait=wait)
-        self._start_early(sketched=True)
+        self._start_early()
 
     @contextmanager
     def naming(self, examples: IntArray) -> Iterator[None]:
@@ -318,13 +319,13 @@ class Session:
         for indices, vectors in self.attribution.receive(self.epoch, self.planner.rule.keeps_table, wait=wait):
             self._observe(indices, vectors)
 
-    def _start_early(self, *, sketched: bool) -> None:
+    def _start_early(self) -> None:
         current = self.iterations.latest
         if current is None or current.epoch is not self.epoch:
             return
         if not (current.used or self.iterations.has_trained(current)):
             return
-        if self.planner.wants_start(self.epoch, current.trained, sketched=sketched):
+        if self.planner.wants_start(self.epoch, current.trained):
             self._deliver(wait=True)
             self.rule.has_news = self.takes_sketches
             self.planner.start(self.epoch)

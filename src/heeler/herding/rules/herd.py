@@ -96,16 +96,17 @@ class Herd(TabledRule):
             return Turn(judgement)
         # Not the rule's own generator: a solve in a thread must leave no trace, and may be run again.
         rng = np.random.default_rng([self._seed, self.epoch])
-        is_solved = judgement.ordered and judgement.balances and not self.has_news
+        is_solved = judgement.ordered and judgement.balances(self.epoch) and not self.has_news
         if is_solved and self.steps_may_turn:
             return Turn(judgement, order=turned(self.order, self.offsets, self.batch_size, rng))
         looks = self.judges and table.persistence.is_refreshed and self.examples >= ENOUGH
-        if not looks and not judgement.balances:  # an epoch that is left to chance reads no rows
+        if not looks and not judgement.balances(self.epoch):  # an epoch that is left to chance reads no rows
             return Turn(judgement)
         squares = row_squares(table.rows)
         if looks:
             judgement = judgement.after(self._look(squares))
-        if not judgement.balances or (self.strata is not None and judgement.at_start):
+        at_start = self.strata is not None and judgement.at_start and not judgement.is_old(self.epoch)
+        if at_start or not judgement.balances(self.epoch):
             return Turn(judgement)
         weights, shorter = table.persistence.weights(squares / table.scale**2)
         solution = self._solve(weights, rng)

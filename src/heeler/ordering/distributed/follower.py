@@ -24,7 +24,7 @@ class Follower:
     What it sees of the gradients counts for nothing: it holds a part of the model, and there must be one order.
     """
 
-    sees_all = False
+    sees_all, works_beside = False, False
 
     def __init__(self, peers: Transport, rule: OrderingRule, partition: Partition, *, seed: int) -> None:
         self.peers, self.rule, self.partition, self.seed = peers, rule, partition, seed
@@ -60,7 +60,7 @@ class Follower:
 
     def observe(self, indices: IntArray, vectors: NDArray[np.float32]) -> None: ...
 
-    def wants_start(self, epoch: Epoch, trained: int, *, sketched: bool) -> bool:
+    def wants_start(self, epoch: Epoch, trained: int) -> bool:
         return False
 
     def start(self, epoch: Epoch) -> None: ...

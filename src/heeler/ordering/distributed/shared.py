@@ -71,6 +71,7 @@ class SharedPlanner(ABC):
     """
 
     sees_all: bool
+    works_beside = True
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class SharedPlanner(ABC):
         if self.fault is None:
             self._waiting.append((indices + self.partition.offset(), vectors))
 
-    def wants_start(self, epoch: Epoch, trained: int, *, sketched: bool) -> bool:
+    def wants_start(self, epoch: Epoch, trained: int) -> bool:
         self._note(epoch.number, trained)
         if self.fault is not None or self._rounds_begun == self._rounds.count:
             return False
