@@ -92,6 +92,7 @@ class Runner:
                 file.write_text(json.dumps({**spec, "rank": rank}))
                 command = [sys.executable, "-m", "benchmarks.clock_run", str(file)]
                 environment = {**os.environ, **(caches if cold else {})}
+                environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has bytecode
                 started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
             said = [process.communicate()[1] for process in started]
         for process, words in zip(started, said, strict=True):
