@@ -22,7 +22,7 @@ def doctor(
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of the run.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 1,
     order: Annotated[str, typer.Option(help="The ordering rule.")] = "herd",
-    layers: Annotated[str | None, typer.Option(help='Layers to sketch: "all" or a budget such as "5%".')] = None,
+    layers: Annotated[str | None, typer.Option(help='Layers to sketch: "all"; by default by price.')] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions of a sketch, if not the default.")] = None,
     shards: Annotated[str, typer.Option(help="global, or local: each worker orders its own shard.")] = "global",
     loss: Annotated[

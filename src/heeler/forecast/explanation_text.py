@@ -64,7 +64,7 @@ def _covered(found: Explanation) -> list[str]:
     lines = [f"{coverage.share_of_parameters:.1%} of the parameters, in {what} of {found.dim:,} dimensions: {names}"]
     spared = sum(reason.startswith("not chosen") for reason in coverage.left_out.values())
     if spared:
-        lines.append(f"{spared} parameters are left out because of their cost; a larger budget= sketches more")
+        lines.append(f'{spared} parameters are left out because of their cost; layers="all" sketches them')
     return lines
 
 
