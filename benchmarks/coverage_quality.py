@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import operator
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -95,12 +96,14 @@ def main() -> None:
             start = np.random.default_rng(seed).permutation(len(g))
             best = herding_bound(g, solve(g, start, seed=seed).order).two
             seen: list[set[str]] = []
-            budgets: list[Any] = ["0.1%", "0.5%", "1%", "2%", "3%", "5%", "10%", "20%", "50%", "all"]
+            shares: list[Any] = [0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, "all"]
             weighted = [n for n, module in model.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
-            for budget in budgets + [partial(operator.eq, n) for n in weighted]:
-                alone = callable(budget)
-                layers = (lambda name, module, is_it=budget: is_it(name)) if alone else budget
-                sketcher = Sketcher(model, layers=layers, seed=seed)
+            for share in shares + [partial(operator.eq, n) for n in weighted]:
+                alone = callable(share)
+                chosen_by: Any = {"layers": share} if share == "all" else {"share": share}
+                if alone:
+                    chosen_by = {"layers": partial(_is_named, share)}
+                sketcher = Sketcher(model, **chosen_by, seed=seed)
                 chosen = set(sketcher.sketched)
                 if chosen in seen and not alone:
                     sketcher.detach()
@@ -113,12 +116,16 @@ def main() -> None:
                 sketcher.detach()
                 bound = herding_bound(g, solve(s, start, seed=seed).order).two
                 results.append({
-                    "model": name, "seed": seed, "budget": None if alone else budget, "layers": sorted(chosen),
+                    "model": name, "seed": seed, "share": None if alone else share, "layers": sorted(chosen),
                     "of_parameters": sketcher.coverage.share_of_parameters, "of_variance": centred,
                     "ratio": bound / best, "random": herding_bound(g, start).two / best,
                 })  # fmt: skip
                 print(results[-1], file=sys.stderr)
     json.dump({"command": "python -m benchmarks.coverage_quality", "results": results}, sys.stdout, indent=1)
+
+
+def _is_named(is_it: Callable[[str], bool], name: str, module: nn.Module) -> bool:
+    return is_it(name)
 
 
 def _share(model: nn.Module, sketcher: Sketcher, g: np.ndarray) -> float:

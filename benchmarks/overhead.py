@@ -147,7 +147,7 @@ def build(model: str, size: str, batch: int, device: str) -> tuple[nn.Module, Te
 
 
 def choose_layers(layers: str) -> Any:
-    """ "default", "all", "linear" (every nn.Linear), or a budget such as "2%"."""
+    """ "default", "all" or "linear" (every nn.Linear)."""
     if layers == "default":
         return None
     if layers == "linear":

@@ -186,9 +186,9 @@ def refreshes(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
 
 
 def layer_choices(task: str, seeds: Seeds, changes: Changes) -> list[Run]:
-    """All layers tapped, those that a budget of the step's time allows, or what the library takes by default."""
+    """All layers sketched, or those that the library takes by default."""
     runs = comparison(task, ["random"], seeds, **changes)
-    for layers, name in (("all", "all layers"), ("10%", "10%"), ("2%", "2%"), (None, "default layers")):
+    for layers, name in (("all", "all layers"), (None, "default layers")):
         runs += comparison(task, ["herd"], seeds, label=f"herd {name}", **{**changes, "layers": layers})
     return runs
 

@@ -38,6 +38,7 @@ class Rank(OneProcess):
             order=order_of(run.rule),
             dim=run.dim,
             refresh=refresh_of(run),
+            budget=None,
             seed=run.seed,
             shards=shards,
             **known,

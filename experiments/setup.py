@@ -62,7 +62,7 @@ class Run:
     refresh: int | None = None
     """How many epochs old a sketch of our rules may get; None: the sampler's default."""
     layers: str | None = None
-    """Layers that are tapped: "all", a budget such as "2%", or "name:PREFIX|PREFIX" for modules whose name starts so;
+    """Layers that are tapped: "all", or "name:PREFIX|PREFIX" for modules whose name starts so;
     None: what the library taps by default for `herd`, all for the published rules."""
     device: str = "cpu"
     options: dict[str, Any] = field(default_factory=dict)

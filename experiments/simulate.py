@@ -53,6 +53,7 @@ class SimulatedWorkers(Sampler):
             )
         known: dict[str, Any] = {} if strata is None else {"strata": strata}
         common: dict[str, Any] = {"order": order_of(order), "dim": dim, "refresh": refresh, "seed": seed, **known}
+        common["budget"] = None  # orders are compared by epochs; `benchmarks.clock gain` has what a budget takes away
         super().__init__(examples, batch_size=workers * batch_size, **common)
         setup, links = self.session.setup, self.session.links
         options = {**(rule_options or {}), **known}

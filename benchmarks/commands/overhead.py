@@ -19,7 +19,7 @@ def overhead(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     compiled: Annotated[bool, typer.Option("--compile", help="Compile both models.")] = False,
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help='Compile with mode="reduce-overhead".')] = False,
-    layers: Annotated[str, typer.Option(help='default, all, linear, or a budget such as "2%".')] = "default",
+    layers: Annotated[str, typer.Option(help="default, all or linear.")] = "default",
     dim: Annotated[int, typer.Option(min=1, help="Numbers of a sketch.")] = 256,
     optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = "sgd",
     blocks: Annotated[int, typer.Option(min=1, help="How often plain and tapped take turns.")] = 15,

@@ -24,6 +24,7 @@ def doctor(
     order: Annotated[str, typer.Option(help="The ordering rule.")] = "herd",
     layers: Annotated[str | None, typer.Option(help='Layers to sketch: "all"; by default by price.')] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Dimensions of a sketch, if not the default.")] = None,
+    budget: Annotated[float, typer.Option(help="Share of the run's time that Heeler may take; 0: no limit.")] = 0.02,
     shards: Annotated[str, typer.Option(help="global, or local: each worker orders its own shard.")] = "global",
     loss: Annotated[
         str | None, typer.Option(help="Measure a step of this: a function from a model to its loss on one batch.")
@@ -51,6 +52,7 @@ def doctor(
             order=order,
             dim=dim,
             layers=layers,
+            budget=budget or None,
             shards=shards,  # type: ignore[arg-type]
             loss=None if loss is None else named(loss),
         )

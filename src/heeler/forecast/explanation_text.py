@@ -20,7 +20,7 @@ MEASURED = (
 )
 UNSEEN = (
     "Heeler cannot see beforehand whether examples keep their numbers, and whether ordering helps. During the run "
-    "handle.verdict tells, from the fourth epoch on at the latest, and Heeler goes on in random order where it does "
+    "handle.verdict tells, once two epochs have brought sketches, and Heeler goes on in random order where it does "
     "not. Passes over other data need handle.paused, batches that are not trained on handle.skip."
 )
 

@@ -22,7 +22,7 @@ LATE = 0.03
 rows of these examples are those of the sketched epoch before. A larger one would leave less to wait for, and costs some
 networks a part of their gain (`benchmarks.early_solves`)."""
 EARLY_SIZE = 1 << 23
-"""Numbers in a table from which that pays: below, a solve takes less than a third of a second at the epoch's end."""
+"""Numbers in a table from which that pays: below, a solve takes less than a tenth of a second at the epoch's end."""
 
 
 FORGET = 1 << 24
