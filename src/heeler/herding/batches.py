@@ -34,6 +34,8 @@ from heeler.native import loops
 
 SWEEPS = 10
 """Balance sweeps before examples are exchanged: twice as many leave 0.98 of the prefixes (`benchmarks.realized`)."""
+STAYS = 1 / 8
+"""The share of an epoch that keeps its place as steps are turned (`python -m benchmarks.turned`)."""
 SWEEP_SECONDS, EXCHANGE_SECONDS = 3e-9, 1e-8
 """Seconds of a solve per number of the table, and per number that exchanges look at. One core of a shared AMD EPYC,
 2026-11-18: 7,188 × 1,024 took 38 ms, and 10^6 × 256, of which exchanges look at all numbers, 2.5 s
@@ -97,11 +99,14 @@ def order_batches(vectors: Vectors, *, batch_size: int, seed: Any, begun: float 
 def turned(order: IntArray, shards: IntArray, batch_size: int, rng: np.random.Generator) -> IntArray:
     """(N,) another order that is about as good, at no cost: the same steps, from another one on, perhaps backwards.
 
-    The sum of the first t steps is the difference of two prefixes of the old order, or minus one. Steps that all
-    workers take with a full batch are turned; the others stay at the end. Within a step examples are shuffled.
+    The sum of the first t steps is the difference of two prefixes of the old order, or minus one. The last `STAYS` of
+    the steps keep their places: sweeps end an epoch with small gradients, and what the last steps do wrong stays where
+    the rate is constant. Within a step examples are shuffled.
     """
-    out, full = order.copy(), int(np.diff(shards).min()) // batch_size
-    steps = np.roll(np.arange(full), -int(rng.integers(max(full, 1))))[:: -1 if rng.integers(2) else 1]
+    out, full = order.copy(), int(np.diff(shards).min()) // batch_size  # steps that all workers take with a full batch
+    turning = full - math.ceil(STAYS * full)
+    steps = np.roll(np.arange(turning), -int(rng.integers(max(turning, 1))))[:: -1 if rng.integers(2) else 1]
+    steps = np.append(steps, np.arange(turning, full))
     for a in shards[:-1].tolist():
         own = slice(a, a + full * batch_size)
         out[own] = rng.permuted(order[own].reshape(full, batch_size)[steps], axis=1).reshape(-1)
