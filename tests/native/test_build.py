@@ -123,9 +123,40 @@ def test_orders_without_loops_need_no_compiler(source: Path, tmp_path: Path, ord
 
 
 def test_a_compiler_that_fails_is_told_of_before_training(source: Path) -> None:
-    done = train(source, '"herd"', CC="false")
+    done = train(source, '"pair"', CC="false")
     assert done.stdout.split() == ["starts", "sampler"]
     assert "do not compile" in done.stderr
+
+
+EPOCHS = """
+import torch
+import heeler
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+dataset = TensorDataset(torch.randn(64, 3), torch.randn(64, 1))
+sampler, model = heeler.Sampler(dataset, batch_size=4), nn.Linear(3, 1)
+handle = heeler.attach(model, sampler)
+print(handle.session._has_loops)
+orders = []
+for epoch in range(4):
+    for x, y in DataLoader(dataset, batch_size=4, sampler=sampler):
+        nn.functional.mse_loss(model(x), y).backward()
+    orders.append(tuple(sampler.indices.tolist()))
+handle.state_dict()
+print(len(set(orders)), {len(set(order)) for order in orders}, handle.metrics()["examples_with_sketch"])
+"""
+
+
+def test_a_table_does_not_wait_for_its_loops(source: Path) -> None:
+    """Training begins while they are compiled, and is not stopped where they cannot be."""
+    done = run(source, EPOCHS)
+    assert done.stdout.splitlines() == ["False", "4 {64} 1.0"], done.stderr
+    failed = run(source, EPOCHS, CC="false")
+    assert failed.stdout.splitlines() == ["False", "4 {64} 0.0"], failed.stderr
+    assert failed.stderr.count("HeelerWarning: Heeler's loops do not compile") == 1
+    assert "Traceback" not in failed.stderr
+    assert "do not compile" in failed.stderr
 
 
 def test_a_compiler_that_is_not_there_is_named(source: Path) -> None:

@@ -56,6 +56,11 @@ def load(*sources: Path) -> None:
         library(source)
 
 
+def are_ready(*sources: Path) -> bool:
+    """Whether `load` would not have to wait; a compiler that has failed is no reason to."""
+    return all(_compilation(source).is_over for source in sources)
+
+
 def library(source: Path = LOOPS) -> ctypes.CDLL:
     """The compiled source; waits until it is."""
     compilation = _compilation(source)
@@ -118,6 +123,11 @@ class _Compilation:
             raise self._failure(str(error)) from None
         atexit.register(self._abandon, os.getpid())
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the compiler has done its work."""
+        return self._process is None or self._process.poll() is not None
+
     def load(self) -> ctypes.CDLL:
         """The library, once it is there."""
         if self._loaded is None:
@@ -129,8 +139,10 @@ class _Compilation:
 
     def _take(self) -> ctypes.CDLL:
         if self._process is not None:
-            _, said = self._process.communicate()
-            if self._process.returncode:
+            process = self._process
+            _, said = process.communicate()
+            if process.returncode:
+                self._process = None
                 self._part.unlink(missing_ok=True)
                 self._failed = self._failure(said.decode(errors="replace"))
                 raise self._failed

@@ -182,6 +182,10 @@ class Attribution:
         if wait and keeps_table:
             yield from self._filed(self._sums.flush())
 
+    def drop(self) -> None:
+        """Nothing of what is under way can be stored."""
+        self._staged, self._stamps, self._host_copy = [], {}, HostCopy()
+
     def settle(self, keeps_table: bool) -> Iterator[Rows]:
         """All that waits, at an epoch's end or for a state to be saved. Passes that nothing proves are left out."""
         self._leave_out_waiting()

@@ -24,7 +24,7 @@ from heeler.herding import OrderingRule
 from heeler.herding.lazy import LazyOrder
 from heeler.herding.subset import ALL, Subset
 from heeler.herding.validate import IntArray
-from heeler.native.build import load
+from heeler.native.build import NoCompilerError, are_ready, load
 from heeler.notices import warn
 from heeler.ordering.attribution import Attribution
 from heeler.ordering.distributed.ranks import agree
@@ -83,6 +83,7 @@ class Session:
         """The weights as the newest sketched epoch began: see `SketchSource.weights`."""
         self._full_length = len(self.epoch.order)
         self._told, self._gave_up, self._misfiled = False, False, 0  # the first two: it was said
+        self._has_loops = self._cannot_store = False
         self._resumed = False  # and nothing was read since
         self._ended_before = False  # the loaded state's epoch was over
         self._asked_epoch: int | None = None
@@ -175,7 +176,7 @@ class Session:
 
     def connect(self, source: SketchSource, ids: Ids | None = None) -> None:
         """Take sketches from `source` from now on, of as many dimensions as it has."""
-        if self.planner.sees_all:  # where loops cannot be compiled, it is said now, and not in the first step
+        if self.planner.sees_all and not self.rule.keeps_table:  # it may need its loops between epochs, too
             load(*self.rule.c_sources())
         self.links.open()
         self.planner.open(self.epoch)
@@ -316,8 +317,27 @@ class Session:
             self.attribution.send(stamp, sketches, 0 if self._source is None else self._source.window)
 
     def _deliver(self, *, wait: bool = False) -> None:
+        if not self._has_loops and not self._loops_loaded(wait=wait):
+            return
         for indices, vectors in self.attribution.receive(self.epoch, self.planner.rule.keeps_table, wait=wait):
             self._observe(indices, vectors)
+
+    def _loops_loaded(self, *, wait: bool) -> bool:
+        """Whether what is stored can be: the first time on a machine loops are compiled while training goes on."""
+        if self._cannot_store:
+            self.attribution.drop()
+            return False
+        sources = self.rule.c_sources() if self.planner.sees_all else ()
+        if not wait and not are_ready(*sources):
+            return False
+        try:
+            load(*sources)
+        except NoCompilerError as error:
+            warn("%s. Training goes on in random order, without sketches", error)
+            self.planner.gave_up = self._cannot_store = True
+            return self._loops_loaded(wait=wait)
+        self._has_loops = True
+        return True
 
     def _start_early(self) -> None:
         current = self.iterations.latest
