@@ -83,10 +83,12 @@ class Pace:
             return math.inf
         return max(LEAST_SECONDS, self.budget * self.costs.epoch * max(epochs, LEAST_EPOCHS))
 
-    def begin_again(self, epoch: int) -> None:
-        """From this epoch on as in a new run; but what was spent is spent."""
-        self.taken_before = self.taken(epoch)
-        self.began = epoch
+    def begin_again(self, epoch: int, skipped: int = 0) -> None:
+        """From this epoch on as in a new run, but what was spent is spent.
+
+        skipped: epochs before it that were not run.
+        """
+        self.taken_before, self.began = self.taken(epoch - skipped), epoch
         self._decide_again()
 
     def repeat(self) -> None:

@@ -539,8 +539,9 @@ class Session:
             for skipped in range(self.epoch.number, number):
                 plan = self._next_plan(replace(self.epoch, number=skipped, plan=plan))
         number = max(number, self.epoch.number)
+        # Whatever there is, it is not of the epochs before this one.
+        self.pace.begin_again(number, skipped=number - self.epoch.number)
         self._turn_to(self._epoch(number, plan))
-        self.pace.begin_again(number)  # whatever there is, it is not of the epochs before this one
 
     # State and metrics
 
