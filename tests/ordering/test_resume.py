@@ -172,7 +172,7 @@ def test_solves_that_start_early_resume_exactly_too(monkeypatch: pytest.MonkeyPa
     for moment in (2 * STEPS_AN_EPOCH - 2, 2 * STEPS_AN_EPOCH - 1, 3 * STEPS_AN_EPOCH):
         first = Run()
         first.train(stop_after=moment)
-        assert first.sampler.session.planner._closed
+        assert first.sampler.session.planner._closed == (moment < 2 * STEPS_AN_EPOCH)  # the third epoch has no sketches
         second = Run()
         second.resume(first.saved)
         second.train()

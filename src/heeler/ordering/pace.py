@@ -56,6 +56,11 @@ class Pace:
         """In how many epochs before that sketches were taken."""
         self._decide_again()
 
+    def plan(self, budget: float | None, costs: Costs) -> None:
+        """What sketches cost is known: a model is attached."""
+        self.budget, self.costs = budget, costs
+        self._decide_again()
+
     def _decide_again(self) -> None:
         self._due: list[bool] = []
         self._taken, self._wanted = self.taken_before, 1

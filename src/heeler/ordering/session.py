@@ -187,7 +187,7 @@ class Session:
             self._adopt_dim(source.dim)
         self.iterations.training.attach(source)
         self.iterations.attach_changed()
-        self.pace = Pace(self.setup.refresh, self.setup.budget, self._costs(source))
+        self.pace.plan(self.setup.budget, self._costs(source))
         self._source, self.ids = source, ids and self._ids_in_subset(ids)
         source.sketching = self.takes_sketches
         self._finish_if_over()
