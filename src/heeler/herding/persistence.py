@@ -96,10 +96,10 @@ class Persistence:
         """A ValueError for a state that `restore` must not see. Those of 0.2 have nothing of this."""
         if "pairs" not in state:
             return
-        rows, inner, _, product = np.moveaxis(
+        rows, inner, old, product = np.moveaxis(
             check.stored_array(state, "pairs", [np.float64], (2, _BINS, _COLUMNS)), 2, 0
         )
-        damaged = (rows < 0).any() or (np.abs(inner) > 1.001 * product + 1e-300).any()
+        damaged = min(rows.min(), old.min()) < 0 or (np.abs(inner) > 1.001 * product + 1e-300).any()
         if damaged or check.stored_array(state, "stored", [np.int64], ()) < 0:
             raise ValueError("the state's pairs or stored is out of range: it is damaged")
 
@@ -123,8 +123,8 @@ def _weights(sums: NDArray[np.float64]) -> NDArray[np.float32] | None:
     squares = np.bincount(groups, old)
     factors = np.maximum(np.bincount(groups, inner) / np.where(squares > 0, squares, 1.0), 0.0)
     whole = inner.sum() / max(old.sum(), 1e-300)
-    with np.errstate(over="ignore"):  # the sums of a state may be anything
-        if whole <= 0 or squares @ (factors - whole) ** 2 < WORTH * (squares @ factors**2):
+    with np.errstate(over="ignore", invalid="ignore"):  # the sums of a state may be anything
+        if whole <= 0 or not squares @ (factors - whole) ** 2 >= WORTH * (squares @ factors**2):
             return None
     parts = np.round(np.minimum(factors / whole, LARGEST) * PARTS) / (PARTS * LARGEST)
     return parts.astype(np.float32)[groups]
