@@ -36,10 +36,10 @@ SWEEPS = 10
 """Balance sweeps before examples are exchanged: twice as many leave 0.98 of the prefixes (`benchmarks.realized`)."""
 STAYS = 1 / 8
 """The share of an epoch that keeps its place as steps are turned (`python -m benchmarks.turned`)."""
-SWEEP_SECONDS, EXCHANGE_SECONDS = 3e-9, 1e-8
+SWEEP_SECONDS, EXCHANGE_SECONDS = 4e-9, 1.7e-8
 """Seconds of a solve per number of the table, and per number that exchanges look at. One core of a shared AMD EPYC,
-2026-11-18: 7,188 × 1,024 took 38 ms, and 10^6 × 256, of which exchanges look at all numbers, 2.5 s
-(`python -m benchmarks solver`). The machine was among the faster ones; these are up to twice its times."""
+2026-11-19: 7,188 × 1,024 took 78 ms, and 10^6 × 256, of which exchanges look at all numbers, 5.4 s
+(`python -m benchmarks solver`)."""
 
 
 def solve_batches(
