@@ -18,7 +18,7 @@ from heeler.forecast.step_timing import Timing
 from heeler.herding.strata import strata_of
 from heeler.herding.subset import Subset
 from heeler.ordering.distributed.ranks import find_ranks
-from heeler.ordering.pace import BUDGET, REFRESH, Costs, Pace
+from heeler.ordering.pace import BUDGET, REFRESH, Pace
 from heeler.ordering.setup import ONE_LEVEL, Setup, default_dim, epoch_costs
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.compiled import HooksNotTraced
@@ -150,11 +150,8 @@ def explain(
 
     everything, prices = coverable(model, batch_size)
 
-    def costs_of(dim: int) -> Costs:
-        return epoch_costs(setup, max(examples, 1), prices.step, prices.sketches([], dim) or 0.0, dim)
-
     def length(covered: int) -> int:
-        return setup.sketch_length(covered, everything, max(examples, 1), costs_of)
+        return setup.sketch_length(covered, everything, max(examples, 1), prices)
 
     options: dict[str, Any] = {"dim": length, "layers": layers, "share": setup.layer_share}
     sketcher = _sketcher(model, options, findings) if rule.needs_vectors else None

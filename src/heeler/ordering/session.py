@@ -135,11 +135,7 @@ class Session:
 
     def sketch_length(self, covered: int, everything: int, prices: Prices) -> int:
         """Dimensions of a sketch of a model with so many covered parameters, whose steps have these prices."""
-
-        def costs_of(dim: int) -> Costs:
-            return epoch_costs(self.setup, self.examples, prices.step, prices.sketches([], dim) or 0.0, dim)
-
-        return self.setup.sketch_length(covered, everything, self.examples, costs_of)
+        return self.setup.sketch_length(covered, everything, self.examples, prices)
 
     def _costs(self, source: SketchSource) -> Costs:
         """The same on all ranks: those of the one with the slowest machine."""

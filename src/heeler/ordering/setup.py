@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from heeler.ordering.distributed.transport import GlooTransport, Transport
 from heeler.ordering.pace import START_SECONDS, Costs, affordable_dim
 from heeler.ordering.partition import Partition
 from heeler.ordering.planner import LocalPlanner, Planner
-from heeler.sketch.prices import SHARE
+from heeler.sketch.prices import SHARE, Prices
 
 DIM, MORE, FEWER = 1024, 4096, 256
 """Dimensions of a sketch, by default; more of few examples where all layers are sketched, and fewer of very many. On a
@@ -157,20 +156,22 @@ class Setup:
         """What sketches of the chosen layers may add to a step: more layers have not been seen to gain anything."""
         return SHARE if self.budget is None else min(SHARE, self.budget / 2)
 
-    def sketch_length(
-        self, covered: int, everything: int, examples: int, costs_of: Callable[[int], Costs] | None = None
-    ) -> int:
+    def sketch_length(self, covered: int, everything: int, examples: int, prices: Prices) -> int:
         """Dimensions for so many covered parameters and examples in all: what was asked for, else by size and cost.
 
-        everything: the parameters that could be covered. costs_of: of an epoch with sketches of so many dimensions.
+        everything: the parameters that could be covered. prices: of a step of the model.
         """
         wanted = self.dim or self.rule.dim
         if wanted is not None:
             return wanted
         usual = MORE if covered == everything and 2 * MORE * examples <= FEW_BYTES else default_dim(examples)
         length = covered if covered <= max(usual, largest_exact(examples)) else usual
-        if costs_of is None or not self.rule.keeps_table:
+        if not self.rule.keeps_table:
             return length
+
+        def costs_of(dim: int) -> Costs:
+            return epoch_costs(self, examples, prices.step, prices.sketches([], dim) or 0.0, dim)
+
         return affordable_dim(length, self.refresh, self.budget, costs_of)
 
 
