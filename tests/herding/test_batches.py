@@ -316,6 +316,13 @@ def test_exchanges_look_at_few_axes_where_these_hold_enough(effective, few):
     assert whole.unbalanced < (0.2 if few else 0.6)
 
 
+@pytest.mark.parametrize("value", [0, 1])
+def test_vectors_that_are_all_alike_have_an_order(value):
+    """They have no axes: dividing by their length once crashed the process."""
+    order = solve_batches(np.full((5000, 300), value, np.float32), batch_size=16).order
+    assert np.array_equal(np.sort(order), np.arange(5000))
+
+
 def test_the_axes_depend_on_the_vectors_alone():
     table = sketches(5000, 300, 10)
     one, two = (make_vectors(table, np.array([0, 5000])).short[0].rows for _ in range(2))
