@@ -5,9 +5,9 @@ what every layer, every hook and every step costs the host in Python and launche
 larger one is the step, so sketches of a large model are paid in memory traffic and those of a small one in launches.
 What the layers do not tell is guessed: 64 examples per batch, 512 tokens per example where there are embeddings or
 layer norms, positions of images by channels. It is meant to rank layers and to be right within a factor of two.
-Gradient norms are taken from `p.grad` where the parameters hold one when the sketcher is made; otherwise a weight counts
-as the fourth root of its size: nearer to "all matrices alike" than to "all entries alike". The last layer counts as
-much as the largest: alone, a head gives orders as good as any other layer's, or better (docs/overhead.md).
+Gradient norms are taken from `p.grad` where the parameters hold one when the sketcher is made; otherwise a weight
+counts as the fourth root of its size: nearer to "all matrices alike" than to "all entries alike". The last layer counts
+as much as the largest: alone, a head gives orders as good as any other layer's, or better (docs/overhead.md).
 """
 
 from __future__ import annotations
