@@ -11,7 +11,7 @@ import pytest
 import heeler
 
 SOURCE = Path(heeler.__file__).parent
-CORE = ["native", "herding", "sketch", "ordering", "notices.py", "torch_private.py"]
+CORE = ["native", "herding", "gpu", "sketch", "ordering", "notices.py", "torch_private.py"]
 NEED_NO_EXTRA = ["forecast", "integrations"]
 """They are no part of the core and might know the extras, but have no need to."""
 EXTRAS = {"diversity", "selection", "robust", "stragglers", "streams", "levels"}

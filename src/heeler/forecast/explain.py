@@ -162,7 +162,8 @@ def explain(
         dealt = shards == "global"
         needs = run_costs.needs(order, examples, dim, workers, dealt=dealt, strata=given)
     step, added = (0.0, 0.0) if sketcher is None else sketcher.step_seconds(batch_size)
-    costs = epoch_costs(setup, max(examples, 1), step, step if added is None else added, dim)
+    on_gpu = sketcher is not None and sketcher.device.type == "cuda"
+    costs = epoch_costs(setup, max(examples, 1), step, step if added is None else added, dim, on_gpu=on_gpu)
     timing = None
     if loss is not None and sketcher is not None and all(finding.level != "stops" for finding in findings):
         try:

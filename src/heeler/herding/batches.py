@@ -90,7 +90,7 @@ def order_batches(vectors: Vectors, *, batch_size: int, seed: Any, begun: float 
     loops.exchange_tree(short, means, rows, steps.workers, steps.offsets, int(rng.integers(2**62)))
     order[steps.places] = np.where(rows >= 0, rows, -1 - rows)
     sums, prefixes = loops.step_squares(vectors.rows, vectors.means, rows, steps.workers, steps.offsets)
-    random_sums, random_prefixes = expected_squares(vectors, batch_size)
+    random_sums, random_prefixes = expected_squares(vectors.shards, vectors.spread, batch_size)
     bound, random = (math.sqrt(each / steps.count) * vectors.unit for each in (prefixes, random_prefixes))
     left = sums / random_sums if random_sums > 0 else 1.0
     return Solution(order, random, bound, random, SWEEPS, time.perf_counter() - begun, left)
@@ -143,16 +143,17 @@ def make_steps(shards: IntArray, batch_size: int) -> Steps:
     return Steps(places, worker[places], np.append(0, np.cumsum(np.bincount(step))))
 
 
-def expected_squares(vectors: Vectors, batch_size: int) -> tuple[float, float]:
+def expected_squares(shards: IntArray, spreads: NDArray[np.float64], batch_size: int) -> tuple[float, float]:
     """Σ_t E‖sum_t‖² and Σ_t E‖prefix_t‖² over random orders of each worker's examples.
 
-    A sum of t of m vectors drawn without replacement, which add up to zero and have the mean square v, has the expected
+    shards: (n + 1,) where each worker's examples begin; spreads: (n,) their mean squared deviations from their mean. A
+    sum of t of m vectors drawn without replacement, which add up to zero and have the mean square v, has the expected
     square t (m - t) / (m - 1) · v. Workers' sums are independent.
     """
     of_steps = of_prefixes = 0.0
-    sizes = np.diff(vectors.shards)
+    sizes = np.diff(shards)
     ends = np.arange(1, -(-int(sizes.max()) // batch_size) + 1) * batch_size
-    for size, spread in zip(sizes.tolist(), vectors.spread.tolist(), strict=True):
+    for size, spread in zip(sizes.tolist(), spreads.tolist(), strict=True):
         if size < 2:
             continue
         up_to = np.minimum(ends, size)
@@ -175,7 +176,7 @@ def _checked_strata(strata: Any, examples: int) -> IntArray:
 def _swept(vectors: Vectors, start: IntArray, rng: np.random.Generator) -> IntArray:
     """(N,) each worker's examples by balance sweeps from `start`; those without a vector come at random, in front."""
     seen = vectors.seen
-    order = start if seen is None else _unseen_in_front(start, vectors.shards, seen, rng)
+    order = start if seen is None else unseen_in_front(start, vectors.shards, seen, rng)
     places = slice(None) if seen is None else np.flatnonzero(seen[order])
     known = order[places]
     if known.size == 0:
@@ -192,7 +193,7 @@ def _swept(vectors: Vectors, start: IntArray, rng: np.random.Generator) -> IntAr
     return order
 
 
-def _unseen_in_front(start: IntArray, shards: IntArray, seen: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
+def unseen_in_front(start: IntArray, shards: IntArray, seen: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
     """(N,) as `start`, with each worker's examples without a vector at random places of its first half.
 
     Anywhere, a sixth of them undoes the solve, and more: nothing balances them, and what the last steps do wrong stays.

@@ -36,7 +36,7 @@ def realized_balance(
     vectors, steps = make_vectors(rows, shards, seen=seen), make_steps(shards, batch_size)
     places = np.ascontiguousarray(vectors.signed(order[steps.places]))
     got = loops.step_squares(vectors.rows, vectors.means, places, steps.workers, steps.offsets)
-    expected = expected_squares(vectors, batch_size)
+    expected = expected_squares(vectors.shards, vectors.spread, batch_size)
     if min(expected) <= 0:
         return Balance(1.0, 1.0)
     return Balance(got[0] / expected[0], got[1] / expected[1])

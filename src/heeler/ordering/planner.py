@@ -145,6 +145,8 @@ class LocalPlanner:
     def wants_start(self, epoch: Epoch, trained: int) -> bool:
         if self._closed or self._solving is not None or not self.rule.solves_in_background:
             return False
+        if self.rule.gpu_solver is not None:  # takes little time, and must not run beside training
+            return False
         table, length = self.rule.table, len(epoch.order)
         return (
             table is not None

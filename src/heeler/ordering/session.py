@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from heeler.gpu.exchange import load_kernel
+from heeler.gpu.solver import GpuSolver
 from heeler.herding import OrderingRule
 from heeler.herding.lazy import LazyOrder
 from heeler.herding.subset import ALL, Subset
@@ -27,6 +29,7 @@ from heeler.herding.validate import IntArray
 from heeler.native.build import NoCompilerError, are_ready, load
 from heeler.notices import warn
 from heeler.ordering.attribution import Attribution
+from heeler.ordering.background import BackgroundThread
 from heeler.ordering.distributed.ranks import agree
 from heeler.ordering.epoch import Epoch, Plan
 from heeler.ordering.iterations import Iterations
@@ -35,7 +38,7 @@ from heeler.ordering.pace import Costs, Pace
 from heeler.ordering.pass_values import Stamp
 from heeler.ordering.planner import FORGET, Planner
 from heeler.ordering.progress import Ids, Progress
-from heeler.ordering.setup import Links, Setup, default_dim, epoch_costs, make_planner
+from heeler.ordering.setup import Links, Setup, default_dim, epoch_costs, make_planner, solver_is_on_gpu
 from heeler.ordering.source import SketchSource
 from heeler.ordering.spent import Spent
 from heeler.ordering.state import StateError, check_state, check_subset, subset_state
@@ -140,7 +143,14 @@ class Session:
     def _costs(self, source: SketchSource) -> Costs:
         """The same on all ranks: those of the one with the slowest machine."""
         step, sketches = source.step_seconds(self.setup.batch_size)
-        costs = epoch_costs(self.setup, self.examples, step, step if sketches is None else sketches, source.dim)
+        costs = epoch_costs(
+            self.setup,
+            self.examples,
+            step,
+            step if sketches is None else sketches,
+            source.dim,
+            on_gpu=source.device.type == "cuda",
+        )
         for group in (self.links.workers, self.links.peers):
             if group is not None:
                 told = [tuple(map(float, text.split())) for text in group.all_texts(" ".join(map(repr, costs)))]
@@ -181,12 +191,21 @@ class Session:
         self.iterations.note()
         if self.rule.needs_vectors:
             self._adopt_dim(source.dim)
+            if source.device.type == "cuda" and solver_is_on_gpu(self.setup, len(self.rule.order), source.dim):
+                self._use_gpu(source.device)
         self.iterations.training.attach(source)
         self.iterations.attach_changed()
         self.pace.plan(self.setup.budget, self._costs(source))
         self._source, self.ids = source, ids and self._ids_in_subset(ids)
         source.sketching = self.takes_sketches
         self._finish_if_over()
+
+    def _use_gpu(self, device: torch.device) -> None:
+        """Orders are found there."""
+        self.rule.gpu_solver = GpuSolver(device)
+        loading = BackgroundThread("heeler-triton")
+        loading.submit(load_kernel)  # some tenths of a second, while the first epoch goes on
+        loading.close(wait=0.0)  # it ends with its task
 
     def disconnect(self) -> None:
         """Take what waits, and no more sketches after it; what was seen stays. Holds no tensor or thread any more."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from heeler.gpu.solver import gpu_seconds, is_worth
 from heeler.herding import OrderingRule, RuleSpec, make_rule, rule_class
 from heeler.herding.batches import solve_seconds
 from heeler.herding.rules import check_uses_strata
@@ -170,7 +171,8 @@ class Setup:
             return length
 
         def costs_of(dim: int) -> Costs:
-            return epoch_costs(self, examples, prices.step, prices.sketches([], dim) or 0.0, dim)
+            sketches = prices.sketches([], dim) or 0.0
+            return epoch_costs(self, examples, prices.step, sketches, dim, on_gpu=prices.machine.overlaps)
 
         return affordable_dim(length, self.refresh, self.budget, costs_of)
 
@@ -303,15 +305,25 @@ def _make_rule(setup: Setup, links: Links, partition: Partition, dim: int, seed:
     return make_rule(setup.order, examples, dim, **common, **options)
 
 
-def epoch_costs(setup: Setup, examples: int, step: float, sketches: float, dim: int) -> Costs:
+def epoch_costs(setup: Setup, examples: int, step: float, sketches: float, dim: int, *, on_gpu: bool) -> Costs:
     """What epochs of so many examples, of all workers, cost with these seconds per step.
 
-    The order that sketches of `dim` dimensions are made into is waited for by all.
+    The order that sketches of `dim` dimensions are made into is waited for by all. on_gpu: the model is.
     """
     steps = math.ceil(examples / (setup.batch_size * setup.workers))
     own = examples if setup.is_coordinated else math.ceil(examples / setup.workers)
-    solve = solve_seconds(own, dim) if setup.rule.solves_in_background else 0.0
+    solve = 0.0
+    if on_gpu and solver_is_on_gpu(setup, own, dim):
+        solve = gpu_seconds(own, dim, setup.batch_size)
+    elif setup.rule.solves_in_background:
+        solve = solve_seconds(own, dim)
     return Costs(steps * step, steps * sketches + solve, START_SECONDS)
+
+
+def solver_is_on_gpu(setup: Setup, examples: int, dim: int) -> bool:
+    """Whether orders of so many examples are found on the GPU, where the model is on one."""
+    alone = setup.workers == 1 or not setup.is_coordinated
+    return setup.rule.solves_on_gpu and alone and is_worth(examples, dim)
 
 
 def default_dim(examples: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -18,6 +19,10 @@ class SketchSource(Protocol):
     """False: forwards are neither sketched nor counted."""
     sketching: bool
     """False: forwards are counted and not sketched."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
 
     @property
     def backwards(self) -> int:

@@ -114,6 +114,11 @@ class Sketcher:
         self._backwards = BackwardCount()
         self._backwards.watch(self._covered())
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._recorder.device
+
     def _hook_layers(self) -> None:
         """Have the hooks that sketched forwards need; all others are counted as they begin."""
         if self._layer_handles:

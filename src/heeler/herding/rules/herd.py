@@ -69,6 +69,7 @@ class Herd(TabledRule):
     judgement: Judgement
     coordinates_shards = True
     solves_in_background = True
+    solves_on_gpu = True
     uses_strata = True
     _state = (*TabledRule._state, "_seed")
 
@@ -130,6 +131,10 @@ class Herd(TabledRule):
     def _solve(self, weights: NDArray[np.float32] | None, rng: np.random.Generator) -> Solution:
         """Order all examples by what their rows predict, each times its weight, (N,)."""
         options: dict[str, Any] = {"seen": self.table.seen, "weights": weights, "strata": self.strata}
+        if self.gpu_solver is not None:
+            found = self.gpu_solver(self.table.rows, batch_size=self.batch_size, seed=rng, **options)
+            if found is not None:
+                return found
         vectors = make_vectors(self.table.rows, self.offsets, **options)
         return order_batches(vectors, batch_size=self.batch_size, seed=rng)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ class OrderingRule(ABC):
     """Whether every worker must run it over examples of its own: it cannot order what several workers share."""
     solves_in_background: bool = False
     """Whether `next_order()` is `commit(solve())`, and `solve` may run in a thread while the epoch goes on."""
+    solves_on_gpu: bool = False
+    """Whether it asks `gpu_solver` first, if there is one."""
+    gpu_solver: Callable[..., Solution | None] | None = None
+    """Finds an order where the model is, or returns None where it cannot: `heeler.gpu.solver`."""
     uses_strata: bool = False
     """Whether strata (`Sampler(strata=...)`) make a difference to it. Without, they are refused. A class that says so
     takes `strata`, and `portions`: into how many equal parts a batch is dealt out, one behind the other."""
