@@ -8,6 +8,7 @@ further columns of the sketches: the hash in pieces that float32 holds exactly.
 from __future__ import annotations
 
 import functools
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +27,10 @@ PIECES = 3
 """Numbers that hold a hash, of 20 bits each."""
 PRINT = PLACES + BANDS + PIECES
 _BITS = 20
-_GROUP = 1 << 16  # words of 64 bits that are hashed at a time on the host: what fits into its cache
+_GROUP = 1 << 13  # words of 64 bits that are hashed at a time on the host: what fits into its first caches
 
 Floats = NDArray[np.float32]
+Words = TypeVar("Words", Tensor, IntArray)
 
 
 def fingerprint(x: Tensor) -> Tensor:
@@ -52,11 +54,18 @@ def bands_of(flat: Tensor) -> Tensor:
     size = flat.shape[1] // BANDS
     if flat.shape[1] <= PLACES:
         return flat.new_zeros(len(flat), BANDS, dtype=torch.float32)
-    return flat[:, : size * BANDS].reshape(len(flat), BANDS, size).mean(2, dtype=torch.float32)
+    parts = flat[:, : size * BANDS].reshape(len(flat), BANDS, size)
+    if flat.is_cuda or flat.dtype == torch.bfloat16:
+        return parts.mean(2, dtype=torch.float32)
+    return torch.from_numpy(parts.numpy().mean(2, dtype=np.float32))  # on one thread: see `hash_of`
 
 
 def hash_of(flat: Tensor) -> Tensor:
-    """(n,) int64: of all bits of every row. Integers wrap around, so that it is the same on every device."""
+    """(n,) int64: of all bits of every row. Integers wrap around, so that it is the same on every device.
+
+    On the host by NumPy, which uses one thread. To wake PyTorch's for so little takes ten times as long on a machine
+    with many cores.
+    """
     raw = flat.contiguous().view(torch.uint8)
     missing = -raw.shape[1] % 8
     if missing:
@@ -65,10 +74,11 @@ def hash_of(flat: Tensor) -> Tensor:
         raw = raw.clone()
     words = raw.view(torch.int64)
     factors = _factors(words.shape[1], words.device)
-    step = len(words) if words.device.type != "cpu" else max(1, _GROUP // words.shape[1])
-    if step >= len(words):
+    if words.device.type != "cpu":
         return _mixed(words, factors)
-    return torch.cat([_mixed(part, factors) for part in words.split(step)])
+    step = max(1, _GROUP // words.shape[1])
+    parts = [words.numpy()[at : at + step] for at in range(0, len(words), step)]
+    return torch.from_numpy(np.concatenate([_mixed(part, factors.numpy()) for part in parts]))
 
 
 def keys_of(flat: Tensor) -> IntArray:
@@ -83,7 +93,8 @@ def keys_in(prints: Floats) -> IntArray:
     return sum((pieces[:, i] << (_BITS * i) for i in range(PIECES)), np.zeros(len(prints), np.int64))
 
 
-def _mixed(words: Tensor, factors: Tensor) -> Tensor:
+def _mixed(words: Words, factors: Words) -> Words:
+    """(n,) of words (n, m) int64."""
     # Floats often differ in their upper bits alone, which a product pushes out. Not by 32: where both halves of a word
     # are equal, they would cancel.
     mixed = words >> 29
