@@ -31,7 +31,7 @@ def test_a_compiled_model_is_measured_and_can_be_attached_afterwards():
     found = heeler.explain(model, 1000, 16, loss=lambda net: net(x).square().mean())
     assert found.timing is not None
     assert found.refresh == 8  # compiled code has an untapped variant
-    handle = heeler.attach(model, heeler.Sampler(1000, batch_size=16))
+    handle = heeler.attach(model, heeler.Sampler(1000, batch_size=16, budget=None))
     assert found.coverage.covered == handle.coverage.covered
     assert found.coverage.share_of_parameters < 1  # chosen by a compiled step's prices
     model(x).square().mean().backward()

@@ -19,6 +19,7 @@ OPTIONS: dict[str, Any] = {
     "order": "herd",
     "dim": 16,
     "seed": SEED,
+    "budget": None,
 }  # fewer than the parameters: projections, drawn by their names
 Batches = list[list[int]]
 

@@ -36,7 +36,11 @@ def trainer(folder: Path, net: Net | None = None, **arguments: Any) -> tuple[Tra
     made = Trainer(
         net, training_arguments(folder, **arguments), train_dataset=data, eval_dataset=data, optimizers=(sgd(net), None)
     )
-    return made, net, heeler.integrations.transformers.use(made, order=OPTIONS["order"], dim=OPTIONS["dim"])
+    return (
+        made,
+        net,
+        heeler.integrations.transformers.use(made, order=OPTIONS["order"], dim=OPTIONS["dim"], budget=None),
+    )
 
 
 def training_arguments(folder: Path, **arguments: Any) -> TrainingArguments:

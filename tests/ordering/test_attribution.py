@@ -663,7 +663,7 @@ def test_out_of_order_loaders_are_refused() -> None:
 def test_a_compiled_model() -> None:
     dataset, model = problem(67)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    sampler = heeler.Sampler(dataset, batch_size=8)
+    sampler = heeler.Sampler(dataset, batch_size=8, budget=None)
     handle = heeler.attach(compiled, sampler)
     for _ in range(2):
         for batch in DataLoader(dataset, batch_size=8, sampler=sampler):

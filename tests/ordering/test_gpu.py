@@ -20,7 +20,7 @@ def run(change, dtype=torch.float32, epochs=2, compiled=None, refresh=1):
     x, y = torch.randn(N, 12), torch.randn(N, 1)
     model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1)).cuda().to(dtype)
     called = torch.compile(model, mode=compiled) if compiled else model
-    sampler = heeler.Sampler(N, batch_size=BATCH, refresh=refresh)
+    sampler = heeler.Sampler(N, batch_size=BATCH, refresh=refresh, budget=None)
     handle = heeler.attach(called, sampler, layers="all")
     loader = DataLoader(TensorDataset(x, y), batch_size=BATCH, sampler=sampler, pin_memory=True)
 

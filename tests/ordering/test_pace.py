@@ -29,7 +29,7 @@ class Run:
         self.called = torch.compile(self.model, backend="aot_eager") if compiled == "compile, attach" else self.model
         if compiled == "in place":
             self.model.compile(backend="aot_eager")
-        self.sampler = heeler.Sampler(self.dataset, batch_size=BATCH, **options)
+        self.sampler = heeler.Sampler(self.dataset, batch_size=BATCH, **{"budget": None, **options})
         self.handle = heeler.attach(self.called, self.sampler)
         if compiled == "attach, compile":
             self.called = torch.compile(self.model, backend="aot_eager")

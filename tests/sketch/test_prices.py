@@ -132,12 +132,12 @@ def test_a_bias_shared_by_several_layers_is_left_out() -> None:
 def test_the_ratio_is_that_of_the_chosen_layers() -> None:
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     sketchers = Sketcher(model, share=0.001), Sketcher(model, layers="all")
-    (step, few), (same, most) = (sketcher.step_seconds(64) for sketcher in sketchers)
+    (step, few, *_), (same, most, *_) = (sketcher.price(64) for sketcher in sketchers)
     assert step == same
     assert few is not None
     assert most is not None
     assert 0 < few < most < step
-    assert Sketcher(nn.LSTM(8, 8), layers="all").step_seconds(64)[1] is None  # too expensive to have a price
+    assert Sketcher(nn.LSTM(8, 8), layers="all").price(64).sketches is None  # too expensive to have a price
 
 
 def test_projections() -> None:

@@ -121,7 +121,7 @@ class Side:
         """
         data, size = self.watch(Points() if dataset is None else dataset), options.pop("batch_size", BATCH)
         if self.indices is None:
-            order: Any = heeler.Sampler(data, **{"batch_size": size, "refresh": 1, **(sampler or {})})
+            order: Any = heeler.Sampler(data, **{"batch_size": size, "refresh": 1, "budget": None, **(sampler or {})})
             self.handle = heeler.attach(model, order, **(attach or {}))
         else:
             order = Fixed(self.indices)

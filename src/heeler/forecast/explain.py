@@ -23,7 +23,7 @@ from heeler.ordering.setup import ONE_LEVEL, Setup, default_dim, epoch_costs
 from heeler.sketch import Coverage, Sketcher
 from heeler.sketch.compiled import HooksNotTraced
 from heeler.sketch.coverage import coverable
-from heeler.sketch.prices import Layers
+from heeler.sketch.prices import Layers, StepPrice
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,8 @@ def explain(
     else:
         dealt = shards == "global"
         needs = run_costs.needs(order, examples, dim, workers, dealt=dealt, strata=given)
-    step, added = (0.0, 0.0) if sketcher is None else sketcher.step_seconds(batch_size)
-    on_gpu = sketcher is not None and sketcher.device.type == "cuda"
-    costs = epoch_costs(setup, max(examples, 1), step, step if added is None else added, dim, on_gpu=on_gpu)
+    price = StepPrice(0.0, 0.0) if sketcher is None else sketcher.price(batch_size)
+    costs = epoch_costs(setup, max(examples, 1), price, dim)
     timing = None
     if loss is not None and sketcher is not None and all(finding.level != "stops" for finding in findings):
         try:
@@ -186,7 +185,7 @@ def explain(
         exact=sketcher is not None and sketcher.exact,
         sketched=[] if sketcher is None else sketcher.sketched,
         coverage=None if sketcher is None else sketcher.coverage,
-        estimated_ratio=None if sketcher is None or added is None else 1 + added / step,
+        estimated_ratio=None if sketcher is None or price.sketches is None else 1 + price.sketches / price.step,
         timing=timing,
         needs=needs,
         findings=findings,

@@ -94,6 +94,9 @@ def _time(found: Explanation) -> list[str]:
         run = "" if found.run_ratio is None else f": the run takes {found.run_ratio:.3f} times as long"
         limit = "without a limit" if found.pace.budget is None else f"within a budget of {found.pace.budget:.0%}"
         lines.append(f"{limit}, sketches are taken in {taken}; the others cost what plain ones do{run}")
+    if found.sketched and found.pace.costs.start >= 0.1:
+        start = _clock(found.pace.costs.start)
+        lines.append(f"before the first sketches: about {start}, in which the model is compiled once more")
     if needs.solve_seconds:
         lines.append(f"a solve after them: about {_clock(needs.solve_seconds)}")
     return lines or ["next to none"]

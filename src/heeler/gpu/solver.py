@@ -2,8 +2,7 @@
 
 The epoch is halved again and again, and examples of the two halves are exchanged as long as the prefix between them
 gets shorter. All stretches of one length are halved together, a window of each at a time. On a CPU balance sweeps,
-which go through all examples one by one, come first; here all of it is done twice, and the longest stretches look at
-more windows.
+which go through all examples one by one, come first; here the longest stretches look at many windows side by side.
 
 The table stays on the host, where it is saved, read and filled without waiting. It is copied to the GPU for the solve,
 in half precision, and the order alone comes back. The solve runs between two epochs on the training's own stream: a
@@ -30,9 +29,9 @@ from heeler.herding.strata import strata_units
 from heeler.herding.validate import IntArray
 from heeler.notices import warn
 
-ROUNDS = 2
-WINDOWS, PER_ROOT = 8, 24
-"""Windows of a stretch that are looked at: so many, and one more per so many of the root of its examples."""
+MOST, NARROWER, SINGLE = 256, 2, 8
+"""Windows that are looked at side by side, at most; the next time there are so many times fewer; in the end so many of
+a stretch one at a time."""
 CHUNK = 1 << 26
 """Numbers in single precision that are held at a time."""
 SHARE = 0.25
@@ -55,11 +54,11 @@ def is_worth(examples: int, dim: int) -> bool:
 
 def gpu_seconds(examples: int, dim: int, batch_size: int) -> float:
     """What a solve takes, about."""
-    looks, stretch = 0, examples
-    while stretch > batch_size:
-        stretch = -(-stretch // 2)
-        looks += int(_looks(np.array([stretch]))[0])
-    return START_SECONDS + ROUNDS * looks * PASS_SECONDS + ROUNDS * NUMBER_SECONDS * examples * dim
+    looks, stretches, windows = 0, 1, examples // (2 * WINDOW)
+    while stretches * batch_size < examples:
+        looks += len(widths(stretches, max(windows, 1), max(windows, 1), MOST))
+        stretches, windows = 2 * stretches, windows // 2
+    return START_SECONDS + looks * PASS_SECONDS + NUMBER_SECONDS * examples * dim
 
 
 class GpuSolver:
@@ -104,8 +103,7 @@ def order_on_device(
         if seen is not None:
             start = unseen_in_front(start, shards, seen, rng)
         order = torch.from_numpy(np.append(start, len(rows))).to(device)
-        for _ in range(ROUNDS):
-            _exchange_tree(table, order, batch_size, rng)
+        _exchange_tree(table, order, batch_size, rng)
         sums = _step_sums(table, order, batch_size)
         squares = [float(each.square().sum()) for each in (sums, _prefixes(sums))]
         found = order[:-1].cpu().numpy()
@@ -201,26 +199,37 @@ def _shorten(
     # says, given D = 2 (P + SUMS (sum_a − sum_c)) / (1 + 2 SUMS).
     pair = torch.from_numpy(b - a == 2).to(order.device)[:, None]
     gap = torch.where(pair, (gap + 2 * SUMS * (sums[first] - sums[second])) / (1 + 2 * SUMS), gap).float()
-    shared = np.minimum(ends[c] - ends[a], ends[b] - ends[c])
-    count = -(-shared // WINDOW)
-    start = rng.integers(count)
-    looks = _looks(shared)
-    within, most = np.arange(WINDOW), max(1, CHUNK // (4 * WINDOW * (table.dim + 2 * WINDOW)))
-    for i in range(int(looks.max())):
-        left = np.flatnonzero(looks > i)
-        for at in range(0, left.size, most):
-            which = left[at : at + most]
-            begin = ((start[which] + i) % count[which] * WINDOW)[:, None]
-            places = [ends[side][which, None] + begin + within for side in (a, c)]
-            over = [p >= ends[end][which, None] for p, end in zip(places, (c, b), strict=True)]
-            where = np.where(np.concatenate(over, 1), len(order) - 1, np.concatenate(places, 1))
-            chosen = slice(at, at + most) if left.size == a.size else torch.from_numpy(which).to(order.device)
-            gap[chosen] -= _exchange_windows(table, order, torch.from_numpy(where).to(order.device), gap[chosen])
+    count = -(-np.minimum(ends[c] - ends[a], ends[b] - ends[c]) // WINDOW)
+    start, within = rng.integers(count), np.arange(WINDOW)
+    most = max(1, CHUNK // (4 * WINDOW * (table.dim + 2 * WINDOW)))
+    for wide in widths(a.size, int(count.min()), int(count.max()), min(MOST, most)):
+        for at in range(0, a.size, most):
+            some = slice(at, at + most)
+            window = (start[some, None] + np.arange(wide)) % count[some, None]
+            places, over = [], []
+            for begin, end in ((a, c), (c, b)):
+                place = ends[begin[some], None, None] + window[:, :, None] * WINDOW + within
+                places.append(place)
+                over.append(place >= ends[end[some], None, None])
+            where = np.where(np.concatenate(over, 2), len(order) - 1, np.concatenate(places, 2))
+            looked = torch.from_numpy(where.reshape(-1, 2 * WINDOW)).to(order.device)
+            gained = _exchange_windows(table, order, looked, (gap[some] / wide).repeat_interleave(wide, 0))
+            gap[some] -= gained.view(-1, wide, table.dim).sum(1)
+        start += wide
 
 
-def _looks(examples: IntArray) -> IntArray:
-    """How many windows of stretches' halves, of so many examples, are looked at."""
-    return np.minimum(-(-examples // WINDOW), WINDOWS + (np.sqrt(examples) / PER_ROOT).astype(np.int64))
+def widths(stretches: int, fewest: int, most: int, limit: int) -> list[int]:
+    """How many windows of every stretch are looked at side by side, time after time; at most `limit` of all.
+
+    Windows side by side shorten equal parts of a prefix, each on its own. What they leave adds up, and the next, fewer
+    ones shorten it; in the end one at a time. fewest, most: windows of a stretch.
+    """
+    found = []
+    wide = min(limit // stretches, fewest)
+    while wide > 1:
+        found.append(wide)
+        wide //= NARROWER
+    return found + [1] * min(SINGLE, most)
 
 
 def _exchange_windows(table: _Table, order: Tensor, places: Tensor, gap: Tensor) -> Tensor:

@@ -142,15 +142,7 @@ class Session:
 
     def _costs(self, source: SketchSource) -> Costs:
         """The same on all ranks: those of the one with the slowest machine."""
-        step, sketches = source.step_seconds(self.setup.batch_size)
-        costs = epoch_costs(
-            self.setup,
-            self.examples,
-            step,
-            step if sketches is None else sketches,
-            source.dim,
-            on_gpu=source.device.type == "cuda",
-        )
+        costs = epoch_costs(self.setup, self.examples, source.price(self.setup.batch_size), source.dim)
         for group in (self.links.workers, self.links.peers):
             if group is not None:
                 told = [tuple(map(float, text.split())) for text in group.all_texts(" ".join(map(repr, costs)))]

@@ -26,7 +26,7 @@ from heeler.ordering.distributed.transport import GlooTransport, Transport
 from heeler.ordering.pace import START_SECONDS, Costs, affordable_dim
 from heeler.ordering.partition import Partition
 from heeler.ordering.planner import LocalPlanner, Planner
-from heeler.sketch.prices import SHARE, Prices
+from heeler.sketch.prices import SHARE, Prices, StepPrice
 
 DIM, MORE, FEWER = 1024, 4096, 256
 """Dimensions of a sketch, by default; more of few examples where all layers are sketched, and fewer of very many. On a
@@ -171,8 +171,8 @@ class Setup:
             return length
 
         def costs_of(dim: int) -> Costs:
-            sketches = prices.sketches([], dim) or 0.0
-            return epoch_costs(self, examples, prices.step, sketches, dim, on_gpu=prices.machine.overlaps)
+            price = StepPrice(prices.step, prices.sketches([], dim) or 0.0, on_gpu=prices.machine.overlaps)
+            return epoch_costs(self, examples, price, dim)
 
         return affordable_dim(length, self.refresh, self.budget, costs_of)
 
@@ -305,19 +305,20 @@ def _make_rule(setup: Setup, links: Links, partition: Partition, dim: int, seed:
     return make_rule(setup.order, examples, dim, **common, **options)
 
 
-def epoch_costs(setup: Setup, examples: int, step: float, sketches: float, dim: int, *, on_gpu: bool) -> Costs:
-    """What epochs of so many examples, of all workers, cost with these seconds per step.
+def epoch_costs(setup: Setup, examples: int, price: StepPrice, dim: int) -> Costs:
+    """What epochs of so many examples, of all workers, cost with steps of this price.
 
-    The order that sketches of `dim` dimensions are made into is waited for by all. on_gpu: the model is.
+    The order that sketches of `dim` dimensions are made into is waited for by all.
     """
     steps = math.ceil(examples / (setup.batch_size * setup.workers))
     own = examples if setup.is_coordinated else math.ceil(examples / setup.workers)
     solve = 0.0
-    if on_gpu and solver_is_on_gpu(setup, own, dim):
+    if price.on_gpu and solver_is_on_gpu(setup, own, dim):
         solve = gpu_seconds(own, dim, setup.batch_size)
     elif setup.rule.solves_in_background:
         solve = solve_seconds(own, dim)
-    return Costs(steps * step, steps * sketches + solve, START_SECONDS)
+    sketches = price.step if price.sketches is None else price.sketches
+    return Costs(steps * price.step, steps * sketches + solve, START_SECONDS + price.start)
 
 
 def solver_is_on_gpu(setup: Setup, examples: int, dim: int) -> bool:

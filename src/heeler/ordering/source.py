@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from heeler.sketch.prices import StepPrice
+
 
 class SketchSource(Protocol):
     """What a session needs of a `Sketcher`."""
@@ -43,8 +45,8 @@ class SketchSource(Protocol):
     def weights(self) -> Tensor:
         """(P,) a number for each parameter, which is another one if its values are others."""
 
-    def step_seconds(self, batch: float) -> tuple[float, float | None]:
-        """What a plain step with so many examples costs by a model of the machine, and what sketches add to it."""
+    def price(self, batch: float) -> StepPrice:
+        """What steps with so many examples cost by a model of the machine."""
 
     def pop_passes(self) -> list[tuple[Any, Tensor]]:
         """All passes finished since the last pop, in forward order: the stamp, and the sketches (B_i, K)."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -29,6 +30,9 @@ SHARE = 0.01
 """Of a plain step: what the chosen layers' sketches may cost by default."""
 BATCH, TOKENS, NOMINAL = 64.0, 512.0, 1024
 """Of a batch, of a sequence and of a sketch, where the sizes are not known."""
+COMPILE_SECONDS = 0.3
+"""Of a compiled model, for every layer: a second variant, with sketches, is compiled. LeNet's five layers took 1.5 s
+under CUDA graphs on an H200 (`python -m benchmarks.clock cost --only LeNet`, 2026-11-19)."""
 TINY = 1e5
 """Multiply-adds per example below which all layers are sketched on a CPU: such a step is all overhead anyway."""
 
@@ -109,6 +113,18 @@ def choose(
         f'layers={layers!r} is not understood: give None, "all", or a function (name, module) -> bool. What sketches '
         "may cost is said once for all, Sampler(budget=...)"
     )
+
+
+class StepPrice(NamedTuple):
+    """Seconds of a model by the cost model."""
+
+    step: float
+    """Of a plain step."""
+    sketches: float | None
+    """That sketches add to it; None: no price is known."""
+    start: float = 0.0
+    """Once, before the first sketches."""
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True)

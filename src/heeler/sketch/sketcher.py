@@ -14,7 +14,7 @@ from heeler.sketch.coverage import Coverage, Line
 from heeler.sketch.layer_hooks import LayerHook
 from heeler.sketch.matrices import AnyMatrix, AnyVector
 from heeler.sketch.passes import Nobody, SketchListener
-from heeler.sketch.prices import SHARE, Layers, Prices, choose, prices
+from heeler.sketch.prices import COMPILE_SECONDS, SHARE, Layers, Prices, StepPrice, choose, prices
 from heeler.sketch.recorder import Recorder
 from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf, watch
 from heeler.sketch.survey import assign_columns, clean_name, draw, survey
@@ -270,10 +270,11 @@ class Sketcher:
         device = next(iter(self._survey.parameters.values())).device
         return prices(self._survey.layers, self.dim, device, self._is_compiled, batch)
 
-    def step_seconds(self, batch: float) -> tuple[float, float | None]:
-        """What a plain step costs by the cost model, and what sketches add to it; None where it knows no price."""
+    def price(self, batch: float) -> StepPrice:
+        """What steps with so many examples cost by the cost model."""
         found = self.prices(batch)
-        return found.step, found.sketches(self._layers, self.dim)
+        start = COMPILE_SECONDS * len(self._survey.layers) if self._is_compiled else 0.0
+        return StepPrice(found.step, found.sketches(self._layers, self.dim), start, self.device.type == "cuda")
 
     @property
     def chosen(self) -> list[str]:
