@@ -41,7 +41,7 @@ POLICIES = {
     "a sixth, anywhere": (SIXTH, SIXTH),
 }
 """From which share of the first epoch, and of later ones, the solve begins."""
-IN_FRONT = batches._unseen_in_front
+IN_FRONT = batches.unseen_in_front
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", type=Path)
@@ -66,7 +66,7 @@ def early(first: float, later: float) -> type[LocalPlanner]:
 def measure(task: str, refresh: int, policy: str, options: argparse.Namespace) -> dict[str, Any]:
     """One task with one policy, over seeds: its losses after every epoch."""
     experiments.simulate.LocalPlanner = early(*POLICIES[policy]) if policy != "random" else LocalPlanner  # type: ignore[misc]
-    batches._unseen_in_front = (lambda start, *rest: start) if policy.endswith("anywhere") else IN_FRONT
+    batches.unseen_in_front = (lambda start, *rest: start) if policy.endswith("anywhere") else IN_FRONT
     rule = "random" if policy == "random" else "herd"
     curves = []
     for run in comparison(task, [rule], options.seeds, epochs=options.epochs, refresh=refresh, shards="global"):

@@ -133,17 +133,17 @@ class _Table:
         self.rows[count] = 0
         self.factor, self.known = (torch.from_numpy(each).to(device)[:, None] for each in (factor, known))
         self.is_plain = weights is None
-        self.units, self.strata = None, None
+        self.strata: tuple[Tensor, Tensor] | None = None
+        """(N + 1,) codes, and the columns of each."""
         self._find_mean(int(known.sum()))
         if strata is not None:
             units = strata_units(strata, math.sqrt(self.deviation) if self.deviation > 0 else 1.0)
-            self.units = torch.from_numpy(units).to(device)
-            self.strata = torch.from_numpy(np.append(strata, 0)).to(device)
+            self.strata = torch.from_numpy(np.append(strata, 0)).to(device), torch.from_numpy(units).to(device)
             self._find_mean(int(known.sum()))
 
     @property
     def dim(self) -> int:
-        return self.rows.shape[1] + (0 if self.units is None else self.units.shape[1])
+        return self.rows.shape[1] + (0 if self.strata is None else self.strata[1].shape[1])
 
     def read(self, which: Tensor) -> Tensor:
         """(..., K) rows less the mean, zero for those without one; which: (...)."""
@@ -153,7 +153,10 @@ class _Table:
         out = self.rows[which].float()
         if not self.is_plain:
             out = out * self.factor[which]
-        return out if self.units is None else torch.cat([out, self.units[self.strata[which]]], dim=-1)
+        if self.strata is None:
+            return out
+        codes, columns = self.strata
+        return torch.cat([out, columns[codes[which]]], dim=-1)
 
     def _find_mean(self, known: int) -> None:
         """Of the `known` rows that there are, and their mean squared deviation from it."""

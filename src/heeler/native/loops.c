@@ -64,6 +64,14 @@ int compare_rows(const float *new, const half *own, const half *other, integer c
     return done;
 }
 
+/* ⟨a_i, b_j⟩ into out (n, m), of a (n, c) and the columns of b (c, m). */
+int products(const float *a, const float *b, integer n, integer m, integer c, float *out) {
+    memset(out, 0, n * m * sizeof(float));
+    for (integer i = 0; i < n; i++)
+        for (integer k = 0; k < c; k++) add_row(out + i * m, b + k * m, a[i * c + k], m);
+    return 1;
+}
+
 /* ‖row‖² of each row of a table (N, K) into out (N,). */
 int squared_norms(const table *t, integer count, double *out) {
     float *row = scratch(t->dim);

@@ -70,6 +70,13 @@ def compare_rows(new: Array, own: Array, other: Array) -> NDArray[np.float64]:
     return out
 
 
+def products(a: Array, b: Array) -> NDArray[np.float32]:
+    """(n, m) ⟨a_i, b_j⟩ of rows (n, c) and (m, c), float32. A BLAS would wake its threads, which takes far longer."""
+    out = np.empty((len(a), len(b)), np.float32)
+    _call("products", a, np.ascontiguousarray(b.T), *out.shape, a.shape[1], out)
+    return out
+
+
 def squared_norms(rows: Rows) -> NDArray[np.float64]:
     """(N,) ‖row‖² of each."""
     out = np.empty(len(rows))

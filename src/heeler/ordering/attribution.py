@@ -313,8 +313,8 @@ class Attribution:
 
     def _weighed(self, stamp: Stamp, known: Known, look: Look) -> Iterator[Known | Spoiled]:
         """A pass that was counted, and others, once there is evidence that the loop keeps the order of batches."""
-        around = _examples_of(stamp.recent)
-        size = max((b.size for b in stamp.recent if _holds(b, known.indices)), default=0)
+        around = [batch.indices for batch in stamp.recent if batch.indices is not None]
+        size = _size_of_batch(known.indices, around)
         if len(known.indices) < len(look.prints) or not size:
             self._ignore(self._why_unknown(known.progress))
             yield from self._doubted(stamp, known.window, None, len(look.prints), look)
@@ -322,7 +322,7 @@ class Attribution:
         if size == 1 and stamp.handed_out == known.progress.claimed and not self._waiting:
             yield known  # the only row that it can be about
             return
-        chance = 1 / (size if size > 1 else max(len(around), 1))
+        chance = 1 / (size if size > 1 else max(len(_joined(around)), 1))
         readings = self._evidence.weigh(look, known.indices, stamp.recent, chance)
         self._waiting.append(Waiting(known, readings, around))
         if self._believed is None:
@@ -334,7 +334,7 @@ class Attribution:
                     yield waiting.known
                 else:
                     self._ignore("its rows are not in the order of the batch that it was counted as")
-                    yield Spoiled(waiting.known.progress, waiting.known.window, waiting.around)
+                    yield Spoiled(waiting.known.progress, waiting.known.window, _joined(waiting.around))
         elif self._evidence.is_exhausted:
             self._rejected = True
             self._leave_out_waiting()
@@ -345,7 +345,7 @@ class Attribution:
             known, _, around = self._waiting.popleft()
             known.progress.uncount()
             self._ignore(self._why_unknown(known.progress))
-            self._sums.regret(known.progress, known.window, around)
+            self._sums.regret(known.progress, known.window, _joined(around))
 
     # At the epoch's end
 
@@ -448,11 +448,18 @@ def _distinct(indices: IntArray, vectors: NDArray[np.float32]) -> Rows:
 
 
 def _examples_of(batches: list[HandedOut]) -> frozenset[int]:
-    return frozenset(index for batch in batches if batch.indices is not None for index in batch.indices.tolist())
+    return _joined([batch.indices for batch in batches if batch.indices is not None])
 
 
-def _holds(batch: HandedOut, indices: IntArray) -> bool:
-    return batch.indices is not None and bool(np.isin(indices, batch.indices).all())
+def _joined(examples: list[IntArray]) -> frozenset[int]:
+    return frozenset(index for part in examples for index in part.tolist())
+
+
+def _size_of_batch(examples: IntArray, batches: list[IntArray]) -> int:
+    """Of the batch that holds all of these; 0 if none does."""
+    if any(np.array_equal(batch, examples) for batch in batches):
+        return len(examples)
+    return max((len(batch) for batch in batches if np.isin(examples, batch).all()), default=0)
 
 
 def _with_bits(bits: NDArray[np.uint8], indices: IntArray) -> tuple[NDArray[np.uint8], int]:

@@ -269,6 +269,8 @@ def _found(rows: IntArray, size: int, forms: list[Form]) -> Match | None:
         return Match(next(iter(blocks.values())))
     if size < 2:  # single numbers, such as classes, are alike by chance: in another order they tell nothing
         return None
+    if not np.isin(rows, np.concatenate([keys for keys, _ in forms])).all():
+        return None
     owners: dict[int, set[int]] = {}
     for keys, indices in forms:
         for key, index in zip(keys.tolist(), indices.tolist(), strict=True):

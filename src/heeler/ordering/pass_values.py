@@ -73,5 +73,5 @@ class Waiting(NamedTuple):
 
     known: Known
     readings: dict[View, Reading]
-    around: frozenset[int]
+    around: list[IntArray]
     """The examples that it may be about if it is not."""

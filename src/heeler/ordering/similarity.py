@@ -11,6 +11,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from heeler.native.loops import products
+
 Floats = NDArray[np.float32]
 
 CHANCE = 1e-6
@@ -39,13 +41,12 @@ def equal_share(rows: Floats, others: Floats) -> Floats:
 
 def correlation(rows: Floats, others: Floats) -> Floats:
     """(n, m) in -1..1, of rows whose columns are standardized, (n, c) and (m, c); 0 where a row has nothing to show."""
-    found: Floats = _unit(rows) @ _unit(others).T
-    return found
+    return products(_unit(rows), _unit(others))
 
 
 def _unit(rows: Floats) -> Floats:
     length = np.linalg.norm(rows, axis=1, keepdims=True)
-    return (rows / np.where(length > 0, length, 1)).astype(np.float32)
+    return np.ascontiguousarray(rows / np.where(length > 0, length, 1), np.float32)
 
 
 def upper_tail(hits: int, trials: int, chance: float) -> float:
