@@ -232,14 +232,23 @@ def test_a_batch_made_under_inference_mode() -> None:
     assert same_memory(x, [handed]) is not None
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("columns", [slice(2, 3), slice(0, None, 6), slice(1, 4)])
+def test_columns_of_a_wider_tensor(rows: int, columns: slice) -> None:
+    handed = batch(torch.randn(rows, 6)[:, columns], size=rows)
+    assert handed.held[0].unchanged
+    assert found(handed.tensors[0].clone(), handed) == list(range(rows))
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-@pytest.mark.parametrize("kind", ["sparse", "complex", "quantized", "empty"])
+@pytest.mark.parametrize("kind", ["sparse", "complex", "quantized", "empty", "negative"])
 def test_tensors_that_cannot_be_read_do_no_harm(kind: str) -> None:
     x = {
         "sparse": lambda: torch.eye(8).to_sparse(),
         "complex": lambda: torch.randn(8, 3, dtype=torch.complex64),
         "quantized": lambda: torch.quantize_per_tensor(torch.randn(8, 3), 0.1, 0, torch.qint8),
         "empty": lambda: torch.zeros(8, 0),
+        "negative": lambda: torch.randn(8, 3, dtype=torch.complex64).conj().imag,
     }[kind]()
     handed = batch([x, torch.randn(8, 5)])
     assert found(handed.tensors[-1].clone(), handed) == list(range(8))

@@ -55,9 +55,15 @@ def bands_of(flat: Tensor) -> Tensor:
     if flat.shape[1] <= PLACES:
         return flat.new_zeros(len(flat), BANDS, dtype=torch.float32)
     parts = flat[:, : size * BANDS].reshape(len(flat), BANDS, size)
-    if flat.is_cuda or flat.dtype == torch.bfloat16:
+    if flat.device.type != "cpu" or flat.dtype == torch.bfloat16:
         return parts.mean(2, dtype=torch.float32)
     return torch.from_numpy(parts.numpy().mean(2, dtype=np.float32))  # on one thread: see `hash_of`
+
+
+def dense(x: Tensor) -> Tensor:
+    """The same numbers one behind the other. A tensor with one number per row passes for contiguous at any stride."""
+    is_dense = x.is_contiguous() and x.stride(-1) == 1
+    return x if is_dense else x.clone(memory_format=torch.contiguous_format)
 
 
 def hash_of(flat: Tensor) -> Tensor:
@@ -66,7 +72,7 @@ def hash_of(flat: Tensor) -> Tensor:
     On the host by NumPy, which uses one thread. To wake PyTorch's for so little takes ten times as long on a machine
     with many cores.
     """
-    raw = flat.contiguous().view(torch.uint8)
+    raw = dense(flat).view(torch.uint8)
     missing = -raw.shape[1] % 8
     if missing:
         raw = torch.nn.functional.pad(raw, (0, missing))

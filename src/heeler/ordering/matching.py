@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from heeler.herding.validate import IntArray
-from heeler.ordering.fingerprint import LEADING, PLACES, Floats, bands_of, keys_in, keys_of, places_of
+from heeler.ordering.fingerprint import LEADING, PLACES, Floats, bands_of, dense, keys_in, keys_of, places_of
 from heeler.torch_private import version
 
 TENSORS = 8
@@ -149,7 +149,7 @@ class HandedOut:
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
     """Of a tensor on the host, for NumPy: to wake PyTorch's threads for so little takes longer than the work."""
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+    return dense(tensor.reshape(-1)).view(torch.uint8).numpy()
 
 
 def _cloned(tensor: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 def is_plain(x: Tensor) -> bool:
     """Whether it is made of numbers, one behind the other, that can be compared."""
-    return x.layout is torch.strided and not (x.is_nested or x.is_quantized or x.is_complex())
+    return x.layout is torch.strided and not (x.is_nested or x.is_quantized or x.is_complex() or x.is_neg())
 
 
 def same_memory(x: Tensor, batches: list[HandedOut]) -> IntArray | None:
