@@ -3,6 +3,7 @@
     python -m benchmarks.clock --data DIR --turns 7 --out cost.json            # seconds of whole runs over plain ones
     python -m benchmarks.clock cost --only MLP --cold                           # with nothing compiled before
     python -m benchmarks.clock race --data DIR --seeds 5 --out race.json        # seconds to random's last loss
+    python -m benchmarks.clock race --only ResNet --jobs 14 --cost cost.json    # many runs at once, seconds of `cost`
     python -m benchmarks.clock gain --data DIR --budget 0.02,0.05,none --out gain.json
     python -m benchmarks.clock --of cost.json                                   # tables from a stored file
     python -m benchmarks.clock --only digits --turns 2 --epochs 0.1             # does it run?
@@ -20,7 +21,9 @@ race: every order trains at lengths from 0.4 to 1 of the task's epochs, random t
 each rate of the task's grid; the best rate is chosen for every order and length by the mean over seeds. Between
 lengths seconds and the log of the loss are interpolated. The target is random's loss at full length, the unit its
 seconds there. Intervals are bootstrapped over seeds, the choice of rates included. The mortgages' four workers are real
-processes here as well.
+processes here as well. With `--jobs` runs share the machine, and their own seconds mean nothing. `--cost FILE`, of
+`cost` on the same machine, gives seconds to the table: those of plain epochs, and for every order, at any length, all
+that it added to a whole run (`with_costs`).
 
 gain: last losses at the task's own rate.
 
@@ -40,6 +43,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,7 +54,7 @@ import torch
 from benchmarks.clock_data import MissingData, store, tasks
 from benchmarks.clock_figures import cost_table
 from benchmarks.clock_tasks import Task, fitted
-from benchmarks.race_figures import gain_table, race_table
+from benchmarks.race_figures import gain_table, race_table, with_costs
 from experiments.folder import Folder
 
 ROOT = Path(__file__).parents[1]
@@ -161,7 +166,7 @@ def _git(*words: str) -> str:
 
 def measure_cost(runner: Runner, task: Task, results: Results) -> None:
     """Turn by turn; each begins with another order."""
-    given, orders = runner.given, orders_of(task, runner.given.budget)
+    given, orders = runner.given, orders_of(task, runner.given.budget, runner.given.orders)
     epochs = task.epochs * given.epochs
     warm_up(runner, task, orders)
     for turn in range(given.turns):
@@ -175,24 +180,42 @@ def measure_race(runner: Runner, task: Task, results: Results) -> None:
     factor = runner.given.epochs
     lengths = sorted({_whole(task.epochs * factor * length) for length in LENGTHS + LONGER})
     full = _whole(task.epochs * factor)
-    orders = orders_of(task, runner.given.budget)
-    warm_up(runner, task, orders)
-    for seed in range(runner.given.seeds):
-        for epochs in lengths:
-            for rate in (task.rate * f for f in task.rates):
-                for order in orders:
-                    if order == "random" or epochs <= full:
-                        found = runner.run(task, order, seed, rate, epochs)
-                        results.add({**found, "full": full})
+    orders = orders_of(task, runner.given.budget, runner.given.orders)
+    jobs: list[Job] = [
+        (order, seed, task.rate * factor, float(epochs))
+        for seed in range(runner.given.seeds)
+        for epochs in lengths
+        for factor in task.rates
+        for order in orders
+        if order == "random" or epochs <= full
+    ]
+    for found in run_all(runner, task, orders, jobs):
+        results.add({**found, "full": full})
 
 
 def measure_gain(runner: Runner, task: Task, results: Results) -> None:
     """Random's and Heeler's last loss, at the task's rate."""
-    orders = orders_of(task, runner.given.budget, ("random", "heeler"))
-    warm_up(runner, task, orders)
-    for seed in range(runner.given.seeds):
-        for order in orders:
-            results.add(runner.run(task, order, seed, task.rate, _whole(task.epochs * runner.given.epochs)))
+    wanted = tuple(order for order in runner.given.orders if order in ("random", "heeler"))
+    orders = orders_of(task, runner.given.budget, wanted)
+    epochs = float(_whole(task.epochs * runner.given.epochs))
+    jobs: list[Job] = [(order, seed, task.rate, epochs) for seed in range(runner.given.seeds) for order in orders]
+    for found in run_all(runner, task, orders, jobs):
+        results.add(found)
+
+
+Job = tuple[str, int, float, float]
+"""Order, seed, rate and epochs of a run."""
+
+
+def run_all(runner: Runner, task: Task, orders: list[str], jobs: list[Job]) -> Iterator[dict[str, Any]]:
+    """One after the other, or with `--jobs` so many at once; each as it ends."""
+    if runner.given.jobs == 1:
+        warm_up(runner, task, orders)
+        yield from (runner.run(task, *job) for job in jobs)
+        return
+    with ThreadPoolExecutor(runner.given.jobs) as pool:
+        for done in as_completed([pool.submit(runner.run, task, *job) for job in jobs]):
+            yield done.result()
 
 
 def warm_up(runner: Runner, task: Task, orders: list[str]) -> None:
@@ -232,11 +255,14 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="cost: empty caches for every run")
     parser.add_argument("--budget", default=[], type=lambda text: text.split(","), help="of heeler.Sampler: 0.05,none")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--orders", default=ORDERS, type=_names, help="some of: " + "; ".join(ORDERS))
+    parser.add_argument("--jobs", type=int, default=1, help="race and gain: runs at once")
+    parser.add_argument("--cost", type=Path, help="race: take seconds from this file of `cost`")
     parser.add_argument("--of", type=Path, help="print this file's tables, and run nothing")
     given = parser.parse_args()
     if given.of is not None:
         stored = json.loads(given.of.read_text())
-        print(TABLES[stored["mode"]](stored["runs"]))
+        print(TABLES[stored["mode"]](_priced(stored["runs"], given.cost)))
         return
     results = Results(given)
     with tempfile.TemporaryDirectory() as scratch:
@@ -252,7 +278,15 @@ def main() -> None:
                 print("  left out: of random data no loss says anything; name a folder with --data", flush=True)
                 continue
             MEASURES[given.mode](runner, task, results)
-    print(TABLES[given.mode](results.runs))
+    print(TABLES[given.mode](_priced(results.runs, given.cost)))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(";"))
+
+
+def _priced(runs: list[dict[str, Any]], cost: Path | None) -> list[dict[str, Any]]:
+    return runs if cost is None else with_costs(runs, json.loads(cost.read_text())["runs"])
 
 
 if __name__ == "__main__":

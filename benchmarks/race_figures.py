@@ -1,4 +1,4 @@
-"""The arithmetic and the tables of the clock's `race` and `gain`, from the stored runs alone."""
+"""The arithmetic and the tables of the clock's `race` and `gain`, from stored runs alone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,27 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from benchmarks.clock_figures import Interval, Runs, bootstrap, markdown, names
+from benchmarks.clock_figures import Interval, Runs, bootstrap, cost, markdown, names
 
 FLOOR = 1e-12
 """A distance from the optimum below it is rounding."""
+
+
+def with_costs(runs: Runs, costs: Runs) -> Runs:
+    """The runs with seconds of runs that had the machine to themselves, those of a file of `cost`.
+
+    A plain epoch takes what it takes there. What an order adds to a whole run is added at every length: it is at most
+    that much in a shorter one, which takes fewer sketches.
+    """
+    found = []
+    for run in runs:
+        known, of_random = cost(costs, run["task"], run["order"]), cost(costs, run["task"], "random")
+        if known is None or of_random is None:
+            raise ValueError(f"the costs have no runs of {run['task']}, {run['order']}: run `cost` for it too")
+        epochs = next(each["epochs"] for each in costs if each["task"] == run["task"])
+        added = (statistics.median(known["ratios"]) - 1) * known["plain"]
+        found.append({**run, "seconds": run["epochs"] * of_random["plain"] / epochs + added})
+    return found
 
 
 class Point(NamedTuple):

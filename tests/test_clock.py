@@ -23,6 +23,7 @@ from benchmarks.race_figures import (
     race,
     race_table,
     seconds_to,
+    with_costs,
 )
 
 
@@ -155,6 +156,14 @@ def test_cost_is_of_pairs_of_one_turn():
     assert found["ratios"] == [2.0]
     assert found["unsketched"] == [2.5 / 1.5]  # epochs 3 and 4 of both
     assert cost(runs, "t", "random")["ratios"] == [1.0, 1.0]
+
+
+def test_seconds_of_a_race_can_come_from_runs_that_were_alone():
+    costs = [{**timed(order, 0, [each] * 4, [False] * 4), "epochs": 4} for order, each in (("random", 1), ("a", 2))]
+    runs = [run("random", 0, 4, 0.1, 99.0, 1.0), run("a", 0, 2, 0.1, 99.0, 1.0)]
+    assert [each["seconds"] for each in with_costs(runs, costs)] == [4.0, 2 + 4]
+    with pytest.raises(ValueError, match="no runs of t, b"):
+        with_costs([run("b", 0, 2, 0.1, 99.0, 1.0)], costs)
 
 
 def test_which_orders_there_are():
