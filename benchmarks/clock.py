@@ -12,10 +12,10 @@ A run's clock starts when torch and the data are loaded, the model and the optim
 cuBLAS and cuDNN are started. It ends after the last step (synchronized). All that an order needs is in it: `import
 heeler`, the sampler, `attach`, the first checks, solves and waits. `random` is torch's RandomSampler in a process that
 never imports Heeler. `stratified` and `heeler, strata` are given the labels. Heeler has its default arguments. The
-loader is the same for every order. Before the turns every order runs three epochs that do not count, so that files lie
-in the page cache and compilers' caches are filled; with `--cold` each counted run, of every order, gets empty caches
-(Heeler's, numba's, Triton's and Inductor's). Where real data are not to be had, `cost` takes random ones of the same
-shape.
+loader is the same for every order. Before the turns every order runs three epochs that do not count (`--warm-up`), so
+that files lie in the page cache and compilers' caches are filled; with `--cold` each counted run, of every order, gets
+empty caches (Heeler's, Triton's and Inductor's). Where real data are not to be had, `cost` takes random ones of the
+same shape.
 
 race: every order trains at lengths from 0.4 to 1 of the task's epochs, random to 1.3, each a cosine of its own, and at
 each rate of the task's grid; the best rate is chosen for every order and length by the mean over seeds. Between
@@ -62,7 +62,7 @@ ORDERS = ("random", "stratified", "heeler", "heeler, strata")
 TABLES = {"cost": cost_table, "race": race_table, "gain": gain_table}
 LENGTHS, LONGER = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (1.15, 1.3)
 """Of the task's epochs: of every order, and of random alone, which can train longer in Heeler's seconds."""
-CACHES = {"HEELER_CACHE": "heeler", "NUMBA_CACHE_DIR": "numba"}
+CACHES = {"HEELER_CACHE": "heeler"}
 CACHES |= {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
 
@@ -178,14 +178,14 @@ def measure_cost(runner: Runner, task: Task, results: Results) -> None:
 def measure_race(runner: Runner, task: Task, results: Results) -> None:
     """Every order at every length and rate, seed by seed; random at more lengths."""
     factor = runner.given.epochs
-    lengths = sorted({_whole(task.epochs * factor * length) for length in LENGTHS + LONGER})
+    lengths = sorted({_whole(task.epochs * factor * length) for length in runner.given.lengths})
     full = _whole(task.epochs * factor)
     orders = orders_of(task, runner.given.budget, runner.given.orders)
     jobs: list[Job] = [
         (order, seed, task.rate * factor, float(epochs))
         for seed in range(runner.given.seeds)
         for epochs in lengths
-        for factor in task.rates
+        for factor in runner.given.rates or task.rates
         for order in orders
         if order == "random" or epochs <= full
     ]
@@ -220,8 +220,9 @@ def run_all(runner: Runner, task: Task, orders: list[str], jobs: list[Job]) -> I
 
 def warm_up(runner: Runner, task: Task, orders: list[str]) -> None:
     """Runs that do not count: files lie in the page cache after them, and compilers' caches are filled."""
-    for order in orders:
-        runner.run(task, order, 0, task.rate, min(3.0, task.epochs * runner.given.epochs))
+    if runner.given.warm_up > 0:
+        for order in orders:
+            runner.run(task, order, 0, task.rate, min(runner.given.warm_up, task.epochs * runner.given.epochs))
 
 
 def _whole(epochs: float) -> int:
@@ -257,6 +258,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--orders", default=ORDERS, type=_names, help="some of: " + "; ".join(ORDERS))
     parser.add_argument("--jobs", type=int, default=1, help="race and gain: runs at once")
+    parser.add_argument("--lengths", default=LENGTHS + LONGER, type=_numbers, help="race: of the task's epochs: 0.8,1")
+    parser.add_argument("--rates", type=_numbers, help="race: factors of the task's rate, instead of its own grid")
+    parser.add_argument("--warm-up", type=float, default=3.0, help="epochs of the runs that do not count; 0: none")
     parser.add_argument("--cost", type=Path, help="race: take seconds from this file of `cost`")
     parser.add_argument("--of", type=Path, help="print this file's tables, and run nothing")
     given = parser.parse_args()
@@ -283,6 +287,10 @@ def main() -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(";"))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(number) for number in text.split(","))
 
 
 def _priced(runs: list[dict[str, Any]], cost: Path | None) -> list[dict[str, Any]]:
