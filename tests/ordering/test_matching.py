@@ -237,7 +237,7 @@ def test_a_batch_made_under_inference_mode() -> None:
 def test_columns_of_a_wider_tensor(rows: int, columns: slice) -> None:
     handed = batch(torch.randn(rows, 6)[:, columns], size=rows)
     assert handed.held[0].unchanged
-    assert found(handed.tensors[0].clone(), handed) == list(range(rows))
+    assert found(handed.held[0].tensor.clone(), handed) == list(range(rows))
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
@@ -251,13 +251,13 @@ def test_tensors_that_cannot_be_read_do_no_harm(kind: str) -> None:
         "negative": lambda: torch.randn(8, 3, dtype=torch.complex64).conj().imag,
     }[kind]()
     handed = batch([x, torch.randn(8, 5)])
-    assert found(handed.tensors[-1].clone(), handed) == list(range(8))
+    assert found(handed.held[-1].tensor.clone(), handed) == list(range(8))
 
 
 def test_a_batch_that_is_evaluated_on_is_not_read() -> None:
     with torch.no_grad():
         handed = batch(torch.randn(8, 5))
-    assert handed.tensors == []
+    assert [held.tensor for held in handed.held] == [None]
     assert handed.held[0].is_read is False
 
 

@@ -65,7 +65,7 @@ class HeldTensor:
         self.size, self.dtype = tensor.shape[1:].numel(), tensor.dtype
         self.is_read = keeps and on_host and tensor.numel() > 0 and is_plain(tensor)
         """Whether its rows can be compared with others."""
-        self._copy = _cloned(tensor.detach()) if self.is_read and tensor.numel() <= SMALL else None
+        self._copy = _bytes(tensor.detach()).copy() if self.is_read and tensor.numel() <= SMALL else None
         self._places = places_of(_flat(tensor)).numpy() if self.is_read and self._copy is None else None
         self._keys: dict[tuple[torch.dtype, int, int | None], IntArray] = {}
         self._bands: Floats | None = None
@@ -79,8 +79,7 @@ class HeldTensor:
     def places(self) -> Floats:
         """(n, PLACES), of one that is read."""
         if self._places is None:
-            assert self._copy is not None
-            self._places = places_of(_flat(self._copy)).numpy()
+            self._places = places_of(self._copied_rows()).numpy()
         return self._places
 
     @property
@@ -90,16 +89,20 @@ class HeldTensor:
         if tensor is None or version([tensor]) != self._version:
             return False
         if self._copy is not None:
-            return np.array_equal(_bytes(tensor.detach()), _bytes(self._copy))
+            return np.array_equal(_bytes(tensor.detach()), self._copy)
         return not self.is_read or np.array_equal(places_of(_flat(tensor)), self.places)
 
     @property
     def rows(self) -> Tensor | None:
         """(n, size) as they were handed out; None where that is lost."""
         if self._copy is not None:
-            return _flat(self._copy)
+            return self._copied_rows()
         tensor = self.tensor
         return None if tensor is None or not self.is_read or not self.unchanged else _flat(tensor)
+
+    def _copied_rows(self) -> Tensor:
+        assert self._copy is not None
+        return torch.from_numpy(self._copy).view(self.dtype).view(-1, self.size)
 
     @property
     def bands(self) -> Floats | None:
@@ -136,11 +139,6 @@ class HandedOut:
         found = [t for t in _tensors(data) if t.ndim and len(t) == size][:TENSORS]
         self.held = [HeldTensor(tensor, keeps) for tensor in found]
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Those with a row per example that are still there."""
-        return [tensor for held in self.held if (tensor := held.tensor) is not None]
-
     @staticmethod
     def lengths(data: Any) -> list[int]:
         """Of all tensors in a batch."""
@@ -150,10 +148,6 @@ class HandedOut:
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
     """Of a tensor on the host, for NumPy: to wake PyTorch's threads for so little takes longer than the work."""
     return dense(tensor.reshape(-1)).view(torch.uint8).numpy()
-
-
-def _cloned(tensor: Tensor) -> Tensor:
-    return torch.from_numpy(_bytes(tensor).copy()).view(tensor.dtype).view(tensor.shape)
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -237,7 +237,7 @@ class Progress:
         else:
             indices = self._proven(indices, start, proof)
         batch = HandedOut(indices, data, start, size if indices is None else len(indices))
-        if indices is not None and self._ids is None and not batch.tensors and HandedOut.lengths(data):
+        if indices is not None and self._ids is None and not batch.held and HandedOut.lengths(data):
             if proof is None or proof.rows is None:
                 batch.indices = None
             self._note(OTHER_ROWS)
