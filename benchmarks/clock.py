@@ -15,7 +15,8 @@ never imports Heeler. `stratified` and `heeler, strata` are given the labels. He
 loader is the same for every order. Before the turns every order runs three epochs that do not count (`--warm-up`), so
 that files lie in the page cache and compilers' caches are filled; with `--cold` each counted run, of every order, gets
 empty caches (Heeler's, Triton's and Inductor's). Where real data are not to be had, `cost` takes random ones of the
-same shape.
+same shape. With `--jobs 4` four runs go side by side, each on its own quarter of the cores (on a GPU start MPS first):
+both sides of a turn then share the machine alike, and the table is to say so.
 
 race: every order trains at lengths from 0.4 to 1 of the task's epochs, random to 1.3, each a cosine of its own, and at
 each rate of the task's grid; the best rate is chosen for every order and length by the mean over seeds. Between
@@ -80,9 +81,12 @@ class Runner:
         self.sources[task.name] = store(task, folder, self._data(task))
 
     def run(
-        self, task: Task, order: str, seed: int, rate: float, epochs: float, *, cold: bool = False
+        self, task: Task, order: str, seed: int, rate: float, epochs: float, *, cold: bool = False, slot: int = 0
     ) -> dict[str, Any]:
-        """Train in a process of its own (several workers: as many), and wait for its end."""
+        """Train in a process of its own (several workers: as many), and wait for its end.
+
+        slot: which of `--jobs` equal parts of the cores it has for itself.
+        """
         base = self.scratch / str(next(self.numbers))
         name, _, budget = order.partition(", budget ")
         spec: dict[str, Any] = {"task": asdict(task), "order": name, "seed": seed, "rate": rate, "epochs": epochs}
@@ -99,6 +103,7 @@ class Runner:
                 environment = {**os.environ, **(caches if cold else {})}
                 environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has bytecode
                 started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
+                _pin(started[-1].pid, slot, self.given.jobs)
             said = [process.communicate()[1] for process in started]
         for process, words in zip(started, said, strict=True):
             if process.returncode:
@@ -109,6 +114,14 @@ class Runner:
 
     def _data(self, task: Task) -> Path:
         return self.scratch / f"{task.data}.pt"
+
+
+def _pin(process: int, slot: int, slots: int) -> None:
+    """Give it its part of the cores, before it has started a thread."""
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[slot % slots * len(cores) // slots : (slot % slots + 1) * len(cores) // slots]
+    if slots > 1 and own:
+        os.sched_setaffinity(process, own)
 
 
 def orders_of(task: Task, budgets: list[str], wanted: tuple[str, ...] = ORDERS) -> list[str]:
@@ -165,14 +178,21 @@ def _git(*words: str) -> str:
 
 
 def measure_cost(runner: Runner, task: Task, results: Results) -> None:
-    """Turn by turn; each begins with another order."""
+    """Turn by turn; each begins with another order. With `--jobs` the runs of a turn go side by side."""
     given, orders = runner.given, orders_of(task, runner.given.budget, runner.given.orders)
     epochs = task.epochs * given.epochs
     warm_up(runner, task, orders)
-    for turn in range(given.turns):
-        first = turn % len(orders)
-        for order in orders[first:] + orders[:first]:
-            results.add(runner.run(task, order, turn, task.rate, epochs, cold=given.cold))
+    turns = [(turn, orders[(turn + i) % len(orders)]) for turn in range(given.turns) for i in range(len(orders))]
+
+    def run(place: int) -> dict[str, Any]:
+        turn, order = turns[place]
+        return runner.run(task, order, turn, task.rate, epochs, cold=given.cold, slot=place)
+
+    for begin in range(0, len(turns), given.jobs):
+        group = range(begin, min(begin + given.jobs, len(turns)))
+        with ThreadPoolExecutor(given.jobs) as pool:
+            for found in pool.map(run, group):
+                results.add(found)
 
 
 def measure_race(runner: Runner, task: Task, results: Results) -> None:
@@ -214,7 +234,8 @@ def run_all(runner: Runner, task: Task, orders: list[str], jobs: list[Job]) -> I
         yield from (runner.run(task, *job) for job in jobs)
         return
     with ThreadPoolExecutor(runner.given.jobs) as pool:
-        for done in as_completed([pool.submit(runner.run, task, *job) for job in jobs]):
+        started = [pool.submit(runner.run, task, *job, slot=place) for place, job in enumerate(jobs)]
+        for done in as_completed(started):
             yield done.result()
 
 
@@ -257,16 +278,17 @@ def main() -> None:
     parser.add_argument("--budget", default=[], type=lambda text: text.split(","), help="of heeler.Sampler: 0.05,none")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--orders", default=ORDERS, type=_names, help="some of: " + "; ".join(ORDERS))
-    parser.add_argument("--jobs", type=int, default=1, help="race and gain: runs at once")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, each with its own part of the cores")
     parser.add_argument("--lengths", default=LENGTHS + LONGER, type=_numbers, help="race: of the task's epochs: 0.8,1")
     parser.add_argument("--rates", type=_numbers, help="race: factors of the task's rate, instead of its own grid")
     parser.add_argument("--warm-up", type=float, default=3.0, help="epochs of the runs that do not count; 0: none")
     parser.add_argument("--cost", type=Path, help="race: take seconds from this file of `cost`")
-    parser.add_argument("--of", type=Path, help="print this file's tables, and run nothing")
+    parser.add_argument("--of", type=Path, nargs="+", help="print the table of these files, of one mode; run nothing")
     given = parser.parse_args()
     if given.of is not None:
-        stored = json.loads(given.of.read_text())
-        print(TABLES[stored["mode"]](_priced(stored["runs"], given.cost)))
+        stored = [json.loads(path.read_text()) for path in given.of]
+        runs = [run for each in stored for run in each["runs"]]
+        print(TABLES[stored[0]["mode"]](_priced(runs, given.cost)))
         return
     results = Results(given)
     with tempfile.TemporaryDirectory() as scratch:
