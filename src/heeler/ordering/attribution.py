@@ -111,6 +111,8 @@ class Attribution:
             stamp.is_opaque, inputs = progress.sees_batches, None
         if self._named is None and inputs is not None and len(inputs) == rows and inputs.numel():
             try:
+                # Where all passes so far were changed rows, and counted right, likeness is all that the next is asked.
+                stamp.is_hashed = self._believed is None or self._knows
                 _look_at(stamp, inputs, [each for each in (progress, *others) if each.sees_batches])
             except Exception:  # a tensor of another kind than any that we know: the forward shall go on
                 stamp.is_opaque = progress.sees_batches
@@ -220,7 +222,7 @@ class Attribution:
         rows = rows[:, :-PRINT] if stamp.carried else rows
         indices = stamp.named if stamp.named is not None else stamp.indices
         found = None if indices is None else Match(indices)
-        if found is None and look is not None:
+        if found is None and look is not None and stamp.is_hashed:
             found = same_rows(look, stamp.recent)
         if found is not None:
             if stamp.named is None:
@@ -323,7 +325,7 @@ class Attribution:
             yield known  # the only row that it can be about
             return
         chance = 1 / (size if size > 1 else max(len(_joined(around)), 1))
-        readings = self._evidence.weigh(look, known.indices, stamp.recent, chance)
+        readings = self._evidence.weigh(look, known.indices, stamp.recent, chance, self._believed)
         self._waiting.append(Waiting(known, readings, around))
         if self._believed is None:
             self._believed = self._evidence.believed
@@ -413,7 +415,7 @@ def _look_at(stamp: Stamp, inputs: Tensor, seen: list[Progress]) -> None:
             return
         stamp.recent += recent
     if seen:
-        stamp.prints = fingerprint(inputs)
+        stamp.prints = fingerprint(inputs, stamp.is_hashed)
         stamp.size, stamp.dtype = inputs.numel() // len(inputs), inputs.dtype
 
 

@@ -44,15 +44,19 @@ class Evidence:
         self._witnesses: dict[View, _Witness] = {}
         self._rows = 0
 
-    def weigh(self, look: Look, counted: IntArray, recent: list[HandedOut], chance: float) -> dict[View, Reading]:
+    def weigh(
+        self, look: Look, counted: IntArray, recent: list[HandedOut], chance: float, only: View | None = None
+    ) -> dict[View, Reading]:
         """What the batches' tensors say of a pass. counted: (n,) the examples that its rows are counted as.
 
-        chance: of a hit, if the order within the batch was lost.
+        chance: of a hit, if the order within the batch was lost. only: the one view that is asked.
         """
         batches = [batch for batch in recent[:NEAREST] if batch.indices is not None]
         readings: dict[View, Reading] = {}
         self._rows += len(counted)
         for place in _comparable(look, batches):
+            if only is not None and only[0] != place:
+                continue
             held = [(b.indices, b.held[place]) for b in batches if len(b.held) > place and b.indices is not None]
             held = [(indices, each) for indices, each in held if each.is_read]
             own = counted[:, None] == np.concatenate([indices for indices, _ in held])[None]
@@ -61,6 +65,8 @@ class Evidence:
             numbers = np.concatenate([_numbers(each) for _, each in held])
             for first, end in _views(look):
                 view = place, first, end
+                if only is not None and only != view:
+                    continue
                 witness = self._witnesses.setdefault(view, _Witness())
                 rows, all_rows = look.prints[:, first:end], numbers[:, first:end]
                 if look.dtype.is_floating_point:

@@ -33,11 +33,14 @@ Floats = NDArray[np.float32]
 Words = TypeVar("Words", Tensor, IntArray)
 
 
-def fingerprint(x: Tensor) -> Tensor:
-    """(n, PRINT) float32, on the tensor's device."""
+def fingerprint(x: Tensor, hashed: bool = True) -> Tensor:
+    """(n, PRINT) float32, on the tensor's device. hashed: False leaves the hash 0, which most of the time goes into."""
     flat = x.detach().reshape(len(x), -1)
-    pieces = (hash_of(flat)[:, None] >> _shifts(x.device)) & ((1 << _BITS) - 1)
-    return torch.cat([places_of(flat), bands_of(flat), pieces.float()], 1)
+    if hashed:
+        pieces = ((hash_of(flat)[:, None] >> _shifts(x.device)) & ((1 << _BITS) - 1)).float()
+    else:
+        pieces = flat.new_zeros(len(flat), PIECES, dtype=torch.float32)
+    return torch.cat([places_of(flat), bands_of(flat), pieces], 1)
 
 
 def places_of(flat: Tensor) -> Tensor:

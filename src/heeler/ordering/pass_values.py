@@ -32,6 +32,8 @@ class Stamp:
     """Known at once: the input is a batch's own tensor."""
     prints: Tensor | None = None
     """Else the input's fingerprint, to be compared when the sketches have arrived."""
+    is_hashed: bool = True
+    """The prints tell whether rows are equal, and not only how alike they are."""
     size: int = 0
     """Numbers in a row of the input."""
     dtype: torch.dtype = torch.float32

@@ -110,8 +110,10 @@ class Tally:
     def __init__(self) -> None:
         self._hits = self._trials = self._others = self._rows = 0
         self._chance = 0.0
-        self._usual: list[float] = []
+        self._usual = np.zeros(0, np.float32)
         """Similarities of rows to their own examples, where these are the most similar."""
+        self._middle = self._deviation = 0.0
+        """Of the usual ones."""
 
     def add(self, own: Floats, best_other: Floats, chance: float) -> None:
         """own: to their own examples. best_other: to the most similar other one.
@@ -119,7 +121,10 @@ class Tally:
         chance: of a hit, if the order within a batch was lost.
         """
         hits, trials = _counts(own, best_other)
-        self._usual = (self._usual + own[own > best_other].tolist())[-KEPT:]
+        self._usual = np.concatenate([self._usual, own[own > best_other]])[-KEPT:]
+        if self._usual.size:
+            self._middle = float(np.median(self._usual))
+            self._deviation = 1.5 * float(np.median(np.abs(self._usual - self._middle))) + 0.02
         self._rows += len(own)
         self._hits, self._trials = self._hits + hits, self._trials + trials
         self._others += self._of_others(own, best_other)
@@ -161,11 +166,10 @@ class Tally:
 
     def _of_others(self, own: Floats, best_other: Floats) -> int:
         """How many rows are another example's: more like that one, as usual for the right one, than like their own."""
-        if not self._usual:
+        if not self._usual.size:
             return 0
-        middle = float(np.median(self._usual))
-        deviation = 1.5 * float(np.median(np.abs(np.array(self._usual) - middle))) + 0.02
-        return int(((best_other > middle - ALIKE * deviation) & (own < middle - UNLIKE * deviation)).sum())
+        alike, unlike = (self._middle - times * self._deviation for times in (ALIKE, UNLIKE))
+        return int(((best_other > alike) & (own < unlike)).sum())
 
 
 def _counts(own: Floats, best_other: Floats) -> tuple[int, int]:
