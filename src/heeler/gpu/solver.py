@@ -41,8 +41,8 @@ SUMS = 0.5
 BLOCK = 64
 """Steps whose prefixes are taken by one product."""
 WORTH_SECONDS = 0.2
-"""A solve that takes less time in C stays there: a run has a handful of them, and loading Triton takes seconds (2.3 on an
-H200's host where its cache is empty: `benchmarks.gpu_solves`)."""
+"""A solve that takes less time in C stays there: a run has a handful of them, and loading Triton takes seconds (2.3 on
+an H200's host where its cache is empty: `benchmarks.gpu_solves`)."""
 START_SECONDS, PASS_SECONDS, NUMBER_SECONDS = 0.01, 6e-4, 1.5e-11
 """Of a solve by the model of the machine: once, per pair of windows that is looked at one after the other, and per
 number of the table and such a pair."""
