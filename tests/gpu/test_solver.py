@@ -129,8 +129,9 @@ def test_prefixes_are_running_sums():
 
 
 def test_many_windows_side_by_side_come_before_single_ones():
-    assert widths(1, 100, 100, 256) == [100, 50, 25, 12, 6, 3] + [1] * 8
-    assert widths(200, 3, 4, 256) == [1] * 4
+    assert widths(10_000, 100, 100, 256) == [50, 25, 12, 6, 3] + [1] * 32
+    assert widths(100_000, 100, 100, 40) == [40, 20, 10, 5, 2] + [1] * 32
+    assert widths(128, 1, 2, 256) == [1, 1]
     assert gpu_seconds(1_000_000, 256, 64) > gpu_seconds(10_000, 256, 64) > 0
 
 
