@@ -235,8 +235,11 @@ def run_all(runner: Runner, task: Task, orders: list[str], jobs: list[Job]) -> I
         return
     with ThreadPoolExecutor(runner.given.jobs) as pool:
         started = [pool.submit(runner.run, task, *job, slot=place) for place, job in enumerate(jobs)]
-        for done in as_completed(started):
-            yield done.result()
+        try:
+            for done in as_completed(started):
+                yield done.result()
+        finally:  # the others are not worth the time if one failed
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def warm_up(runner: Runner, task: Task, orders: list[str]) -> None:

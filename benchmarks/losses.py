@@ -22,11 +22,13 @@ def losses(model: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def objective(model: nn.Module, tensors: Batch, decay: float = 0.0) -> float:
-    """The mean loss over all rows, with the L2 term, in evaluation mode and on the model's device."""
-    was, total, device = model.training, 0.0, next(model.parameters()).device
+    """The mean loss over all rows, with the L2 term, in evaluation mode, on the model's device and in its precision."""
+    was, total, like = model.training, 0.0, next(model.parameters())
     model.eval()
     for start in range(0, len(tensors[0]), 512):
-        total += float(losses(model, tuple(t[start : start + 512].to(device) for t in tensors)).double().sum())
+        rows = tuple(t[start : start + 512] for t in tensors)
+        batch = tuple(t.to(like) if t.is_floating_point() else t.to(like.device) for t in rows)
+        total += float(losses(model, batch).double().sum())
     model.train(was)
     square = sum(float(p.double().square().sum()) for p in model.parameters()) if decay else 0.0
     return total / len(tensors[0]) + decay / 2 * square

@@ -192,7 +192,7 @@ def test_crops_are_cut_from_their_own_image():
 
 def test_two_tasks_end_to_end(tmp_path):
     """Real processes: a plain one never meets Heeler, and Heeler's has it inside the clock."""
-    given = argparse.Namespace(mode="cost", device="cpu", threads=1, data=None, out=tmp_path / "cost.json")
+    given = argparse.Namespace(mode="cost", device="cpu", threads=1, jobs=1, data=None, out=tmp_path / "cost.json")
     runner, known, results = Runner(given, tmp_path), tasks(), Results(given)
     first, second = known["digits softmax"], known["tumours, logistic"]
     for task in (first, second):

@@ -41,6 +41,9 @@ EXACT_BYTES = 1 << 26
 """And bytes of a table of them, which also travel between workers, up to which that holds."""
 ONE_LEVEL = 10_000_000
 """Examples up to which an order over all of them at once is found in reasonable time (docs/scale.md)."""
+CHECKS, FIRST_CHECKS = 2, 4
+"""Sketched steps that the checks of an epoch with sketches take as long as, and more in the first one
+(docs/overhead.md, `python -m benchmarks.checks`)."""
 EMPTY = "the dataset, or the subset of it, is empty: there is nothing to order"
 
 
@@ -318,7 +321,12 @@ def epoch_costs(setup: Setup, examples: int, price: StepPrice, dim: int) -> Cost
     elif setup.rule.solves_in_background:
         solve = solve_seconds(own, dim)
     sketches = price.step if price.sketches is None else price.sketches
-    return Costs(steps * price.step, steps * sketches + solve, START_SECONDS + price.start)
+    checked = price.step + sketches
+    return Costs(
+        steps * price.step,
+        steps * sketches + solve + CHECKS * checked,
+        START_SECONDS + price.start + FIRST_CHECKS * checked,
+    )
 
 
 def solver_is_on_gpu(setup: Setup, examples: int, dim: int) -> bool:
