@@ -107,5 +107,6 @@ if __name__ == "__main__":
     trainer = Trainer(
         model, arguments, data_collator=collate, train_dataset=train, eval_dataset=test[:320], compute_metrics=accuracy
     )
-    heeler.integrations.transformers.use(trainer, order=options.order)  # the added line
+    budget = None if options.tiny else 0.02  # a run of two seconds cannot afford an order
+    heeler.integrations.transformers.use(trainer, order=options.order, budget=budget)  # the added line
     trainer.train(resume_from_checkpoint=options.resume)
