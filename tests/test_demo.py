@@ -28,14 +28,42 @@ def call(*arguments):
 
 
 def test_demo_draws_and_tells(tmp_path):
-    out = call("demo", "--seeds", 2, "--epochs", 2, "--plot", tmp_path / "demo.png").output
+    pictures = "--plot", tmp_path / "demo.png", "--labels", tmp_path / "suspects.png"
+    out = call("demo", "--seeds", 2, "--epochs", 2, *pictures).output
+    assert (tmp_path / "suspects.png").stat().st_size > 10_000
+    assert "Of the first 77 that `heeler.suspects` names, 7" in out
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     assert all(rule in out for rule in ("random", "stratified", "cd-grab", "herd"))
     assert out.count("By epochs:") == out.count("By seconds:") == 2
 
 
+def test_suspects_are_listed_from_a_state(tmp_path):
+    import numpy as np
+
+    import heeler
+    from tests.ordering.test_record import Run
+
+    run = Run(60, order="random")
+    run.epochs(2)
+    heeler.save(run.handle, tmp_path / "state")
+    np.save(tmp_path / "labels.npy", run.dataset.tensors[1].numpy())
+    np.save(tmp_path / "images.npy", np.zeros((60, 4, 4)))
+    pictured = "--images", tmp_path / "images.npy", "--picture", tmp_path / "s.png"
+    out = call("suspects", tmp_path / "state", "--k", 4, "--labels", tmp_path / "labels.npy", *pictured).stdout
+    found = heeler.suspects(run.handle, 4, run.dataset.tensors[1])
+    assert [line.split(",")[0] for line in out.splitlines()] == ["index", *map(str, found["index"])]
+    assert (tmp_path / "s.png").stat().st_size > 1000
+    wrong = CliRunner().invoke(app, ["suspects", str(tmp_path / "labels.npy")])
+    assert wrong.exit_code == 2
+    assert "is not a file that heeler.save wrote" in wrong.output
+
+
 def test_demo_as_json(tmp_path):
-    tables = json.loads(call("demo", "--seeds", 1, "--epochs", 2, "--json", "--plot", tmp_path / "d.png").stdout)
+    tables = json.loads(
+        call(
+            "demo", "--seeds", 1, "--epochs", 2, "--json", "--plot", tmp_path / "d.png", "--labels", tmp_path / "s.png"
+        ).stdout
+    )
     assert [table["task"] for table in tables] == ["digits", "digits-mlp"]
     assert set(tables[0]["rules"]) == {"random", "stratified", "cd-grab", "herd"}
 
@@ -49,7 +77,11 @@ def test_demo_trains_as_the_experiments_do(tmp_path):
     from heeler.cli.demo_runs import TASKS
 
     rates = {task.name: task.rates for task in TASKS}
-    tables = json.loads(call("demo", "--seeds", 1, "--epochs", 3, "--json", "--plot", tmp_path / "d.png").stdout)
+    tables = json.loads(
+        call(
+            "demo", "--seeds", 1, "--epochs", 3, "--json", "--plot", tmp_path / "d.png", "--labels", tmp_path / "s.png"
+        ).stdout
+    )
     for table in tables:
         task = get_task(table["task"])
         four = {"workers": 4, "batch_size": 4, "shards": "local"}

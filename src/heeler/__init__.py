@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from heeler.forecast import Explanation, explain
     from heeler.herding import order_by
     from heeler.levels import two_levels
-    from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save
+    from heeler.ordering import CheckpointError, Handle, Sampler, attach, grow, load, save, suspects
     from heeler.selection import Selection, select
 
 __version__ = "0.3.0.dev0"
@@ -30,6 +30,7 @@ __all__ = [
     "order_by",
     "save",
     "select",
+    "suspects",
     "two_levels",
 ]
 _PACKAGES = (

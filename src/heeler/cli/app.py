@@ -8,9 +8,10 @@ from heeler import __version__
 from heeler.cli.demo import demo
 from heeler.cli.doctor import doctor
 from heeler.cli.select import select
+from heeler.cli.suspects import suspects
 
 app = typer.Typer(name="heeler", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (demo, doctor, select):
+for command in (demo, doctor, select, suspects):
     app.command()(command)
 
 

@@ -9,7 +9,7 @@ from heeler.herding import rule_class
 from heeler.herding.batches import solve_seconds
 from heeler.herding.strata import COLUMNS, Strata
 from heeler.herding.vectors import AXES
-from heeler.ordering.pace import Pace
+from heeler.ordering.pace import LARGEST, RECORD_BYTES, Pace
 
 ORDER_BYTES = 80
 """Per example, for orders while a solve runs; long sketches' parts along the principal axes come on top."""
@@ -24,7 +24,7 @@ class Needs:
     order_bytes: int
     """On that process, at most; the others hold 8 bytes for each of their own examples."""
     checkpoint_bytes: int
-    """What `state_dict()` of that process holds."""
+    """What `state_dict()` of that process holds; the examples of old steps come on top, up to 16 bytes for each."""
     worker_bytes: int
     """Sent and received per epoch by each worker that does not lead."""
     leader_bytes: int
@@ -51,6 +51,8 @@ def needs(
     wide = dim if strata is None else dim + min(len(strata.names), COLUMNS)
     table = examples * (2 * dim + 1) if rule.keeps_table else 0
     checkpoint = table + 8 * examples
+    if examples <= LARGEST:
+        checkpoint += RECORD_BYTES * examples
     if rule.needs_vectors and not rule.keeps_table:
         checkpoint += 8 * examples
         if workers > 1 and dealt:

@@ -9,7 +9,7 @@ loop keeps the order of its batches. Passes over the same examples before a step
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -38,16 +38,19 @@ UNPROVEN = (
 )
 FOREIGN = "its inputs are not those of a batch that the loader handed out"
 NOT_DRAWN = "no batch has been drawn from the sampler: does your loader use it, as in DataLoader(..., sampler=sampler)?"
+Note = Callable[[int, IntArray, Floats], None]
+"""(window, (b,) examples, (b,) norms of gradients at the output, negative where there are none)"""
 _ROW_BITS = 24
 
 
 class Attribution:
     """Sketches on their way from passes to examples.
 
-    before: one whose counts go on, and whose messages are not said again.
+    before: one whose counts go on, and whose messages are not said again. note: told of every pass that is known.
     """
 
-    def __init__(self, before: Attribution | None = None) -> None:
+    def __init__(self, note: Note | None = None, before: Attribution | None = None) -> None:
+        self._note = note
         self.ignored: int = 0 if before is None else before.ignored
         self.filed: int = 0 if before is None else before.filed
         """Examples filed in this epoch."""
@@ -85,9 +88,9 @@ class Attribution:
     # At the forward
 
     @property
-    def is_naming(self) -> bool:
-        """Whether the examples of passes are being named."""
-        return self._named is not None
+    def named(self) -> IntArray | None:
+        """The examples of passes, while they are being named."""
+        return self._named
 
     @contextmanager
     def naming(self, examples: IntArray) -> Iterator[None]:
@@ -128,7 +131,8 @@ class Attribution:
         every operation is a launch, and the step of a small model has few.
         """
         if stamp.named is not None and len(stamp.named) != len(sketches):
-            self._ignore(f"a pass had {len(sketches)} rows, but {len(stamp.named)} examples were named for it")
+            why = f"a pass had {len(sketches)} rows, but {len(stamp.named)} examples were named for it"
+            self._ignore(why, stamp.progress)
             return
         if stamp.named is not None:
             self.named_passes += 1
@@ -137,18 +141,19 @@ class Attribution:
         else:
             stamp.progress.advance(stamp.rows, stamp.handed_out)
             if stamp.progress.drawn == stamp.progress.start:
-                self._ignore(NOT_DRAWN)
+                self._ignore(NOT_DRAWN, stamp.progress)
                 return
         self._stamps[self._serial] = stamp, window
+        rows = sketches if self._note is None else stamp.with_norms(sketches)
         if _is_far(sketches):
             stamp.carried = True
-            self._staged.append((self._serial, sketches, stamp.prints))
+            self._staged.append((self._serial, rows, stamp.prints))
             if sum(sketches.numel() for _, sketches, _ in self._staged) >= CHUNK:
                 self._ship()
         else:
             if self._staged:
                 self._ship()
-            self._host_copy.send(_codes(self._serial, len(sketches)), sketches)
+            self._host_copy.send(_codes(self._serial, len(sketches)), rows)
         self._serial += 1
 
     def _ship(self) -> None:
@@ -175,7 +180,8 @@ class Attribution:
                 try:
                     found = list(self._resolved(stamp, window, part))
                 except Exception as error:  # whatever the loop has done to its tensors, it shall go on
-                    self._ignore(f"its inputs could not be compared with the loader's batches ({error!r})")
+                    why = f"its inputs could not be compared with the loader's batches ({error!r})"
+                    self._ignore(why, stamp.progress)
                     found = [Spoiled(stamp.progress, window, _examples_of(stamp.recent))]
                 for known in found:
                     if keeps_table or known.progress.epoch is now:
@@ -196,7 +202,11 @@ class Attribution:
     def _added(self, known: Known | Spoiled) -> list[Rows]:
         if isinstance(known, Spoiled):
             return self._sums.spoil(*known)
-        rows = self._sums.add(known.progress, known.window, *_distinct(known.indices, known.vectors))
+        indices, vectors = _distinct(known.indices, known.vectors)
+        if self._note is not None:
+            self._note(known.window, indices, vectors[:, -1])
+            vectors = np.ascontiguousarray(vectors[:, :-1])
+        rows = self._sums.add(known.progress, known.window, indices, vectors)
         if self._sums.lost:
             self._say(
                 "lost",
@@ -227,16 +237,16 @@ class Attribution:
         if found is not None:
             if stamp.named is None:
                 self._knows = True
-                stamp.progress.confirm(found.indices)
+                stamp.progress.confirm(found.indices, stamp.handed_out)
             yield from self._known(stamp, window, found, rows)
         elif stamp.is_opaque:
-            self._ignore(self._why_unknown(stamp.progress))
+            self._ignore(self._why_unknown(stamp.progress), stamp.progress)
         elif look is None:
             yield from self._counted(stamp, window, rows, None)
         elif self._last is not None and self._last.is_before(stamp.progress, window, len(rows)):
             yield from self._view_of(self._last, stamp, look, rows)
         elif self._rejected or stamp.progress.uncertain or (self._knows and not stamp.progress.has(stamp.handed_out)):
-            self._ignore(self._why_unknown(stamp.progress))
+            self._ignore(self._why_unknown(stamp.progress), stamp.progress)
             yield from self._doubted(stamp, window, None, len(rows), look)
         else:
             for known in self._counted(stamp, window, rows, look):
@@ -253,7 +263,7 @@ class Attribution:
             why = "several examples have the same rows, so that the rows alone do not tell which of them they are about"
             several = distinct(indices[known]) != known.sum()  # rows per example: it is not known how many
             if not known.any() or several:
-                self._ignore(why)
+                self._ignore(why, stamp.progress)
                 yield Spoiled(stamp.progress, window, frozenset(indices[known].tolist()))
                 return
             self._say(why, "some rows of passes were left out of the sketches: %s; %s", why, NAME)
@@ -274,7 +284,7 @@ class Attribution:
         if evidence.believed is not None:
             yield Known(last.progress, last.window, last.indices, rows)
             return
-        self._ignore(self._why_unknown(stamp.progress))
+        self._ignore(self._why_unknown(stamp.progress), stamp.progress)
         yield from self._doubted(stamp, last.window, last.indices, len(rows), look)
 
     def _doubted(
@@ -301,13 +311,13 @@ class Attribution:
     def _counted(self, stamp: Stamp, window: int, rows: Floats, look: Look | None) -> Iterator[Known | Spoiled]:
         progress = stamp.progress
         if progress.uncertain:
-            self._ignore(progress.uncertain[0])
+            self._ignore(progress.uncertain[0], progress)
             return
         claimed = progress.claim(len(rows), stamp.handed_out)
         if claimed is None:
             # Another pass has been taken for this batch's, and it is not known which of them was right.
             progress.suspect.append(slice(max(progress.start, stamp.handed_out - len(rows)), stamp.handed_out))
-            self._ignore("there were more passes, or rows, than the loader had handed out examples for")
+            self._ignore("there were more passes, or rows, than the loader had handed out examples for", progress)
             yield from self._doubted(stamp, window, None, len(rows), look)
             return
         indices = progress.sequence[claimed]
@@ -318,7 +328,7 @@ class Attribution:
         around = [batch.indices for batch in stamp.recent if batch.indices is not None]
         size = _size_of_batch(known.indices, around)
         if len(known.indices) < len(look.prints) or not size:
-            self._ignore(self._why_unknown(known.progress))
+            self._ignore(self._why_unknown(known.progress), known.progress)
             yield from self._doubted(stamp, known.window, None, len(look.prints), look)
             return
         if size == 1 and stamp.handed_out == known.progress.claimed and not self._waiting:
@@ -335,7 +345,8 @@ class Attribution:
                 if self._evidence.fits(self._believed, waiting.readings):
                     yield waiting.known
                 else:
-                    self._ignore("its rows are not in the order of the batch that it was counted as")
+                    why = "its rows are not in the order of the batch that it was counted as"
+                    self._ignore(why, waiting.known.progress)
                     yield Spoiled(waiting.known.progress, waiting.known.window, _joined(waiting.around))
         elif self._evidence.is_exhausted:
             self._rejected = True
@@ -346,7 +357,7 @@ class Attribution:
         while self._waiting:
             known, _, around = self._waiting.popleft()
             known.progress.uncount()
-            self._ignore(self._why_unknown(known.progress))
+            self._ignore(self._why_unknown(known.progress), known.progress)
             self._sums.regret(known.progress, known.window, _joined(around))
 
     # At the epoch's end
@@ -395,7 +406,8 @@ class Attribution:
             "batch sampler adds others than the sampler yields",
         )
 
-    def _ignore(self, why: str) -> None:
+    def _ignore(self, why: str, progress: Progress) -> None:
+        progress.in_turn = False
         self.ignored += 1
         self._say(why, "a backward pass was left out of the sketches: %s; %s. handle.ignored_passes counts", why, NAME)
 

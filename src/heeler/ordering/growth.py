@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from heeler.ordering.record import Record
 from heeler.ordering.state import to_numpy, to_torch
 
 
@@ -42,6 +43,11 @@ def grow(state: dict[str, Any], examples: int) -> dict[str, Any]:
         longer = {name: _longer(rule["table"][name], examples) for name in ("rows", "seen")}
         grown_rule["table"] = {**rule["table"], **longer}
     grown = {"examples": examples, "order": order, "rule": grown_rule, "sketches_began": session["epoch"]}
+    if "record" in session:
+        new_record = Record(examples).arrays()
+        for name, values in new_record.items():
+            values[:old] = session["record"][name]
+        grown["record"] = {**session["record"], **new_record}
     return dict(to_torch({**tree, "session": {**session, **grown}}))
 
 

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from heeler.herding import SketchTable
 from heeler.herding.judgement import ENOUGH, Verdict
+from heeler.ordering.findings import Spike, Steps
 from heeler.ordering.loss_scaler import ScalerWatch, unwrapped_scaler
 from heeler.ordering.progress import Ids
+from heeler.ordering.record import Record
 from heeler.ordering.sampler import Sampler
 from heeler.ordering.session import Session
 from heeler.ordering.state import StateError, to_numpy, to_torch
@@ -40,6 +42,7 @@ def attach(
     scaler: Any = None,
     reduction: Literal["mean", "sum"] = "mean",
     ids: Ids | None = None,
+    record: bool | None = None,
 ) -> Handle:
     """From now on backward passes of `model` tell `sampler` about the examples' gradients.
 
@@ -60,6 +63,8 @@ def attach(
         ids: tells the numbers of a batch's examples, in the order of its rows, from the batch as the loader hands it
             out: `lambda batch: batch["index"]`. Needed only where the collate function sorts, drops or augments
             examples and they cannot be recognized in the batch, as texts that it tokenizes.
+        record: whether to keep `handle.record`. None: in epochs with sketches, and in all others where it costs at most
+            0.2% of a step; True: in every epoch; False: never.
     """
     begun = time.perf_counter()
     session = sampler.session
@@ -81,7 +86,7 @@ def attach(
         reduction=reduction,
     )
     try:
-        session.connect(sketcher, ids)
+        session.connect(sketcher, ids, record)
     except BaseException:
         sketcher.detach()
         raise
@@ -112,6 +117,25 @@ class Handle:
         self.session.judge_if_over()
         with self.session.planner.reading():
             return self.session.rule.table
+
+    @property
+    def record(self) -> Record:
+        """What the run knows about each example: NumPy arrays `times`, `mean`, `last` and `epoch`, one number each.
+
+        How often it was trained on, the mean and the last norm of its loss's gradient at the model's output, and the
+        epoch of the last. The epoch under way is included. Of several workers each has its own, and rank 0 that of all
+        as of the last `consolidate()`.
+        """
+        return self.session.record
+
+    @property
+    def steps(self) -> Steps:
+        """Which examples were in a step: `handle.steps[1234]`. Of several workers, which of this one's."""
+        return self.session.steps
+
+    def spikes(self) -> list[Spike]:
+        """Steps whose gradient was far above the recent ones, each with the examples that stand out in it."""
+        return self.session.spikes()
 
     @property
     def ignored_passes(self) -> int:

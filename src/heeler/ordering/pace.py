@@ -26,6 +26,10 @@ LEAST_SECONDS = 0.3
 SMALLEST, WORTH = 64, 1.25
 """Sketches that are too expensive have a fourth of the dimensions, and so on, down to this many; unless even so few
 would make a run hardly cheaper, less than this many times."""
+RECORD_BYTES = 20
+"""Of the record, per example."""
+LARGEST = 1 << 24
+"""Examples of which a record is kept unless it is asked for."""
 SHORT = 16
 """Epochs of the run for which the number of dimensions is chosen."""
 

@@ -57,10 +57,29 @@ class Partition:
         """What to add to a worker's own number of an example to get its number among all."""
         return 0 if self.shard_sizes is None else sum(self.shard_sizes[: self.rank if rank is None else rank])
 
-    def remaining(self, order: IntArray, trained: int) -> IntArray:
+    def without(self, part: IntArray, excluded: IntArray, examples: int, rank: int | None = None) -> IntArray:
+        """A worker's indices but for those of `excluded` (numbers among all) that are in it.
+
+        Of one order of `examples` in all, every worker keeps equally many, or some would wait for others in a step that
+        never comes: one that has lost more repeats its first ones, one that has lost fewer goes without its last.
+        """
+        kept = part[~np.isin(part + self.offset(rank), excluded)]
+        if self.shard_sizes is not None or self.workers == 1:
+            return kept
+        return np.resize(kept if kept.size else part, self.length_without(len(part), excluded, examples))
+
+    def length_without(self, length: int, excluded: IntArray, examples: int) -> int:
+        """What is left of so many indices of this worker."""
+        if self.shard_sizes is None and self.workers > 1:
+            left = examples - len(excluded)
+            return min(length, left // self.workers if self.drop_last else -(-left // self.workers))
+        start = self.offset()
+        return length - int(((excluded >= start) & (excluded < start + length)).sum())
+
+    def remaining(self, order: IntArray, trained: int, excluded: IntArray, examples: int) -> IntArray:
         """What is left of a dealt order when every worker has trained on `trained` examples, in the same order."""
-        done = [self.part(order, rank)[:trained] for rank in range(self.workers)]
-        return order[~np.isin(order, np.concatenate(done))]
+        parts = (self.without(self.part(order, rank), excluded, examples, rank) for rank in range(self.workers))
+        return order[~np.isin(order, np.concatenate([excluded, *(part[:trained] for part in parts)]))]
 
     def at_random(self, examples: int, seed: int, turn: int) -> IntArray:
         """(N,) a random order that needs no word from anybody and is the same on all workers."""

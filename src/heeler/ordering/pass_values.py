@@ -13,6 +13,7 @@ from heeler.ordering.evidence import Reading, View
 from heeler.ordering.fingerprint import Floats
 from heeler.ordering.matching import HandedOut
 from heeler.ordering.progress import Progress
+from heeler.sketch.output_norms import Noted
 
 
 def distinct(indices: IntArray) -> int:
@@ -21,7 +22,7 @@ def distinct(indices: IntArray) -> int:
 
 
 @dataclass(eq=False)
-class Stamp:
+class Stamp(Noted):
     """What is known of a pass as its forward begins."""
 
     progress: Progress
@@ -45,6 +46,14 @@ class Stamp:
     """Nobody can say what its inputs look like, though batches can be seen."""
     is_mean: bool = True
     """The loss is a mean over its rows."""
+
+    def with_norms(self, sketches: Tensor) -> Tensor:
+        """(B, K + 1): sketches, and behind each the norm, in the same scale; -1 where there is none."""
+        norms, rows = self.norms, len(sketches)
+        if norms is None or len(norms) != rows:
+            return torch.cat([sketches, sketches.new_full((rows, 1), -1.0)], 1)
+        scaled = norms * rows if self.is_mean else norms
+        return torch.cat([sketches, scaled.to(sketches.device, sketches.dtype).unsqueeze(1)], 1)
 
 
 class Known(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -51,6 +52,8 @@ class Planner(Protocol):
     It keeps no order: the epoch, with the order that it has, is handed to it where it needs one.
     """
 
+    partition: Partition
+    """How an order of all examples becomes this worker's."""
     rule: OrderingRule
     """The ordering rule. Of many workers the leader's is fed, and the others' only gives the first order."""
     sees_all: bool
@@ -86,10 +89,10 @@ class Planner(Protocol):
     def forget(self, indices: IntArray) -> None:
         """Drop what was stored for `indices`, for it may be about other examples."""
 
-    def consolidate(self, epoch: Epoch, trained: int) -> None:
+    def consolidate(self, epoch: Epoch, trained: int, also: Callable[[], None]) -> None:
         """Bring what all workers have seen to the leader; all of them call it at the same step.
 
-        trained: how many examples of the epoch this worker has trained on.
+        trained: how many examples of the epoch this worker has trained on. also: an exchange of the caller's own.
         """
 
     def reading(self) -> AbstractContextManager[Any]:
@@ -183,8 +186,9 @@ class LocalPlanner:
         self._settle()
         self.rule.forget(indices)
 
-    def consolidate(self, epoch: Epoch, trained: int) -> None:
-        """Nothing to bring together: one worker has seen everything."""
+    def consolidate(self, epoch: Epoch, trained: int, also: Callable[[], None]) -> None:
+        """One worker has seen everything, or each has an order of its own."""
+        also()
 
     def reading(self) -> AbstractContextManager[Any]:
         self._settle()  # sketches that wait for a solve are the newest

@@ -101,6 +101,10 @@ class Progress:
         """The loader's batch sampler takes them in another order than it draws them."""
         self.finished = False
         """The loop has read it to its end."""
+        self.turns: set[tuple[int, int]] = set()
+        """Rows of passes that were next in turn, and how many had been handed out beyond them as they began."""
+        self.in_turn = True
+        """All passes were."""
         self._listener = None if listener is None else weakref.ref(listener)
         self._thread = threading.get_ident()
         self._given = self.start
@@ -332,6 +336,7 @@ class Progress:
             return None
         claimed = slice(self.claimed, self.claimed + rows)
         self.claimed = claimed.stop
+        self.turns.add((rows, outstanding - rows))
         if outstanding == rows:
             self.doubtful.clear()
         else:
@@ -342,14 +347,24 @@ class Progress:
         """Whether something was outstanding that no pass has laid claim to."""
         return handed_out > self.claimed
 
-    def confirm(self, examples: IntArray) -> None:
+    def confirm(self, examples: IntArray, handed_out: int) -> None:
         """A pass is known to be about these: if they are next in turn, they are claimed by it."""
         after = self.claimed + len(examples)
         if after <= self.handed_out and np.array_equal(self.sequence[self.claimed : after], examples):
             self.claimed = after
+            self.turns.add((len(examples), handed_out - after))
+        else:
+            self.in_turn = False
+
+    def proven_turns(self) -> frozenset[tuple[int, int]] | None:
+        """`turns`, where all passes of this iteration came in turn, so that in others a count tells their examples."""
+        as_drawn = not self.uncertain and not self.rebatched and self.sequence is self.indices
+        proven = self.in_turn and as_drawn and self.claimed == self.handed_out and not self.misfiled()
+        return frozenset(self.turns) if proven and self.turns else None
 
     def uncount(self) -> None:
         """What was claimed is not believed: forget it, and who has laid claim to what."""
+        self.in_turn = False
         self.claimed = self.start
         self.doubtful.clear()
         self.suspect.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import IterableDataset
@@ -194,6 +195,22 @@ class Sampler(DistributedSampler[Any]):
         """
         strata = self.session.setup.strata
         return None if strata is None else strata.codes
+
+    def exclude(self, indices: ArrayLike | Tensor) -> None:
+        """Leave these examples of the dataset out from the next epoch on, as part of the state.
+
+            sampler.exclude(heeler.suspects(handle, k=50)["index"])
+
+        Of several workers all call it at the same step, each with what it has found, and all leave out all of it. Every
+        epoch is shorter by so many; on several workers a few examples are repeated, or wait for the epoch after, so
+        that all make as many steps.
+        """
+        found = np.asarray(indices)
+        if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
+            raise ValueError("indices must be a list of examples' numbers in the dataset")
+        if found.size and (found.min() < 0 or found.max() >= self.session.setup.subset.length):
+            raise ValueError(f"indices must lie in 0..{self.session.setup.subset.length - 1}")
+        self.session.exclude(found.astype(np.int64))
 
     def set_epoch(self, epoch: int) -> None:
         """Ask for the order of epoch `epoch`; not needed, for every epoch that is trained on has a new order anyway.

@@ -31,13 +31,17 @@ from heeler.notices import warn
 from heeler.ordering.attribution import Attribution
 from heeler.ordering.background import BackgroundThread
 from heeler.ordering.distributed.ranks import agree
+from heeler.ordering.distributed.wire import gathered, united
 from heeler.ordering.epoch import Epoch, Plan
+from heeler.ordering.findings import Spike, Steps
 from heeler.ordering.iterations import Iterations
 from heeler.ordering.loader_probe import is_endless
-from heeler.ordering.pace import Costs, Pace
+from heeler.ordering.pace import LARGEST, Costs, Pace
 from heeler.ordering.pass_values import Stamp
 from heeler.ordering.planner import FORGET, Planner
 from heeler.ordering.progress import Ids, Progress
+from heeler.ordering.record import Counted, Record
+from heeler.ordering.run_record import SHARE, RunRecord
 from heeler.ordering.setup import Links, Setup, default_dim, epoch_costs, make_planner, solver_is_on_gpu
 from heeler.ordering.source import SketchSource
 from heeler.ordering.spent import Spent
@@ -76,8 +80,12 @@ class Session:
         """Dimensions of a sketch."""
         self.pace, self.spent = Pace(setup.refresh), Spent()
         self.planner: Planner = make_planner(setup, links, self.dim)
+        self._excluded = self._to_exclude = np.empty(0, np.int64)
+        """Examples that are left out, in this epoch and from the next one on: the planner's numbers, of all workers."""
         self.epoch = self._epoch(0, self.planner.first())
         self.iterations = Iterations()
+        self.run_record: RunRecord | None = None
+        """None: none is kept."""
         self.attribution = Attribution()
         self.ids: Ids | None = None
         """Tells the indices of a batch's examples, where the user knows better than the loader."""
@@ -117,7 +125,7 @@ class Session:
     @property
     def length(self) -> int:
         """Examples of an epoch of this worker."""
-        return self._full_length
+        return self.planner.partition.length_without(self._full_length, self._excluded, self.setup.examples)
 
     @property
     def weights(self) -> Tensor:
@@ -130,6 +138,12 @@ class Session:
         if not self.rule.needs_vectors or self.planner.gave_up:
             return False
         return not self.rule.keeps_table or self.pace.is_due(self.epoch.number)
+
+    @property
+    def sees_rows(self) -> bool:
+        """Whether passes of the current epoch are looked at: for sketches, or to prove what the record counts on."""
+        record = self.run_record
+        return self.takes_sketches or (record is not None and record.wants_proof)
 
     @property
     def examples(self) -> int:
@@ -172,8 +186,8 @@ class Session:
                 "or use order='random', or shards='local'"
             )
 
-    def connect(self, source: SketchSource, ids: Ids | None = None) -> None:
-        """Take sketches from `source` from now on, of as many dimensions as it has."""
+    def connect(self, source: SketchSource, ids: Ids | None = None, record: bool | None = False) -> None:
+        """Take sketches from `source` from now on, of as many dimensions as it has. record: see `attach`."""
         if self.planner.sees_all and not self.rule.keeps_table:  # it may need its loops between epochs, too
             load(*self.rule.c_sources())
         self.links.open()
@@ -189,8 +203,38 @@ class Session:
         self.iterations.attach_changed()
         self.pace.plan(self.setup.budget, self._costs(source))
         self._source, self.ids = source, ids and self._ids_in_subset(ids)
-        source.sketching = self.takes_sketches
+        self._start_record(source, record)
+        self._turn_source(source)
         self._finish_if_over()
+
+    def _start_record(self, source: SketchSource, wanted: bool | None) -> None:
+        """Keep a record, or go on with it."""
+        length = self.examples if self.links.shard_sizes else self.setup.subset.length
+        if wanted is False or (wanted is None and length > LARGEST):
+            self.run_record = None
+        elif self.run_record is None:
+            self.run_record = RunRecord(length, wanted, self._record_rows)
+        self._attribute(self.attribution)
+        source.counts_steps = self.run_record is not None
+        if self.run_record is not None:
+            price = source.price(self.setup.batch_size)
+            self.run_record.wanted, self.run_record.affordable = wanted, price.output <= SHARE * price.step
+
+    def _attribute(self, before: Attribution | None = None) -> None:
+        """Anew; the record is told of what is known."""
+        self.attribution = Attribution(None if self.run_record is None else self.run_record.add, before)
+
+    def _record_rows(self, examples: IntArray) -> IntArray:
+        """Where they stand in the record: of workers' own datasets, side by side as in a table."""
+        if not self.links.shard_sizes:
+            return examples
+        return self.setup.subset.rows_of(examples) + sum(self.links.shard_sizes[: self.setup.rank])
+
+    def _turn_source(self, source: SketchSource) -> None:
+        """To what is to be seen of the current epoch."""
+        record = self.run_record
+        source.notes_norms = record is not None and record.is_on(sketched=self.sees_rows)
+        source.sketching = self.sees_rows
 
     def _use_gpu(self, device: torch.device) -> None:
         """Orders are found there."""
@@ -207,11 +251,13 @@ class Session:
                 self.iterations.note()
                 self.judge_if_over()
         finally:
+            if self.run_record is not None:
+                self.run_record.count_on(self._window)
             self._source = None
             self.iterations.training.detach()
             self.iterations.attach_changed()
             self.iterations.release()
-            self.attribution = Attribution(self.attribution)
+            self.attribution = Attribution(before=self.attribution)
             self.planner.close(self.epoch)
             self.links.close()
 
@@ -250,14 +296,19 @@ class Session:
             inputs = inputs.transpose(0, source.batch_dim)
         return self.attribution.stamp(latest, self.iterations.others(latest), rows, inputs, is_mean=is_mean)
 
-    def forward_counted(self, rows: int | None) -> None:
+    def forward_counted(self, rows: int | None) -> Counted | None:
         """A forward that nobody sketches: how far the loop has come still matters."""
         self.spent.step()
-        if not self.attribution.is_naming:
-            latest = self._latest()
+        latest, named = self._latest(), self.attribution.named
+        if named is None:
             latest.advance(latest.handed_out if rows is None else rows, latest.handed_out)
             if self.planner.works_beside:
                 self._start_early()
+        source, record = self._source, self.run_record
+        if record is None or source is None or not source.notes_norms or rows is None:
+            return None
+        record.collect(source.window)
+        return record.begin(latest, rows, named, is_mean=source.reduction == "mean")
 
     def coverage_changed(self) -> None:
         """Earlier sketches cannot be compared with those to come: forget them, and take new ones."""
@@ -320,6 +371,9 @@ class Session:
 
     def _send(self) -> None:
         """Start what the last backwards left on its way to the host."""
+        source = self._source
+        if self.run_record is not None and source is not None and source.notes_norms and not source.sketching:
+            self.run_record.collect(source.window)
         for stamp, sketches in self._pop():
             self.attribution.send(stamp, sketches, 0 if self._source is None else self._source.window)
 
@@ -374,10 +428,14 @@ class Session:
     def _epoch(self, number: int, plan: Plan, start: int = 0) -> Epoch:
         order, subset = plan.part, self.setup.subset
         if not isinstance(order, LazyOrder):
+            if self._excluded.size:
+                order = self.planner.partition.without(order, self._excluded, self.setup.examples)
             return Epoch(number, subset.numbers_of(order), plan, start)
         return Epoch(number, order if subset.numbers is None else order.renumbered(subset.numbers), plan, start)
 
     def _observe(self, examples: IntArray, vectors: NDArray[np.float32]) -> None:
+        if not self.takes_sketches:  # they were taken for the record alone
+            return
         rows = self.setup.subset.rows_of(examples)
         known = rows >= 0
         if known.all():
@@ -397,6 +455,33 @@ class Session:
             return found
 
         return checked
+
+    def exclude(self, examples: IntArray) -> None:
+        """Leave these examples out from the next epoch on. Of several workers all call it, and hear of all."""
+        if isinstance(self.epoch.order, LazyOrder):
+            raise ValueError("an order in two levels cannot leave out examples: start a new Sampler(subset=...)")
+        self.setup.subset.check(examples)
+        mine = self.setup.subset.rows_of(examples) + self.planner.partition.offset()
+        self._to_exclude = np.union1d(self._to_exclude, mine)
+        if self.links.workers is not None:
+            self._settle()
+            self.planner.consolidate(self.epoch, self._position(), self._unite_excluded)
+        if self._to_exclude.size >= self.examples:
+            self._to_exclude = self._excluded
+            raise ValueError("all examples would be left out: nothing would be left to train on")
+
+    def _unite_excluded(self) -> None:
+        assert self.links.workers is not None
+        self._to_exclude = united(self.links.workers, self._to_exclude)
+
+    def _exclude_now(self) -> None:
+        """The next epoch is about to begin: the places of these examples in it go to others, and so do their rows."""
+        new = np.setdiff1d(self._to_exclude, self._excluded)
+        self._excluded = self._to_exclude
+        offset = self.planner.partition.offset()
+        own = new[(new >= offset) & (new < offset + self.setup.examples)] - offset
+        if own.size and self.rule.keeps_table:
+            self.planner.forget(own)
 
     # Epochs
 
@@ -429,7 +514,7 @@ class Session:
             self.epoch,
             self.setup.batch_size,
             self.ids,
-            records=self.is_attached and self.takes_sketches,
+            records=self.is_attached and self.sees_rows,
             listener=self,
         )
         self.iterations.add(progress)
@@ -441,7 +526,7 @@ class Session:
         """From now on training belongs to this iteration."""
         self.iterations.handed_out(progress)
         if progress.batches <= 1 and progress.epoch is self.epoch and self._source is not None:
-            self._source.sketching = self.takes_sketches  # not before: a loader draws ahead of the epoch's end
+            self._turn_source(self._source)  # not before: a loader draws ahead of the epoch's end
             if self.takes_sketches:
                 self.sketched_at = self._source.weights()
 
@@ -480,6 +565,8 @@ class Session:
     def _judge(self, progress: Progress) -> None:
         """An epoch has come to its end: drop rows that may be other examples', and say if few have a sketch."""
         doubtful = self.attribution.misfiled(progress)
+        if self.run_record is not None and doubtful.size:
+            self.run_record.forget(doubtful)
         if progress.finished:
             self._tell(progress)
         if doubtful.size > self._misfiled:
@@ -494,11 +581,14 @@ class Session:
         self._judge(progress)
         self._tell(progress)
         done = min(progress.trained, self.attribution.filed + progress.start)
+        if self.run_record is not None:
+            self.run_record.end_epoch(self.epoch.number, progress)
         sketched = self.takes_sketches
         self.spent.end_epoch(sketched=sketched)
         begun = time.perf_counter()
         plan = self._next_plan(self.epoch)
         self.spent.waits += time.perf_counter() - begun
+        self._exclude_now()
         if self._misfiled:
             self.pace.begin_again(self.epoch.number + 1)
         elif sketched and progress.ended and done < ENOUGH_TRAINED * len(self.epoch.order):
@@ -555,7 +645,38 @@ class Session:
     def consolidate(self) -> None:
         """Bring what all workers have seen to the leader; every rank calls it."""
         self._settle()
-        self.planner.consolidate(self.epoch, self._position())
+        self.planner.consolidate(self.epoch, self._position(), self._gather_records)
+
+    def _gather_records(self) -> None:
+        """Bring what all workers' records hold to rank 0."""
+        record, transport = self.run_record, self.links.workers
+        if record is not None and transport is not None:
+            record.take_others(gathered(transport, record.record(self.epoch.number).arrays()))
+
+    @property
+    def record(self) -> Record:
+        """What the run knows about each example."""
+        return self._needed_record().record(self.epoch.number)
+
+    @property
+    def steps(self) -> Steps:
+        """The examples of the run's steps."""
+        return self._needed_record().steps()
+
+    def spikes(self) -> list[Spike]:
+        """Steps whose gradient was far above the recent ones."""
+        return self._needed_record().spikes(self.epoch.number)
+
+    def _needed_record(self) -> RunRecord:
+        if self.is_attached:
+            self.drain(wait=True)
+            self.judge_if_over()
+        if self.run_record is None:
+            raise ValueError(
+                "no record is kept: attach(record=False) was asked for, no model is attached yet, or there are more "
+                f"than {LARGEST} examples, of which attach(record=True) keeps one"
+            )
+        return self.run_record
 
     def _position(self) -> int:
         """How far training has come in this epoch; an evaluation does not count."""
@@ -573,9 +694,20 @@ class Session:
             "examples": self.setup.examples,
             **self._pace_state(),
             "gave_up": self.planner.gave_up,
+            **self._record_state(),
+            **({"excluded": self._excluded, "to_exclude": self._to_exclude} if self._to_exclude.size else {}),
             **subset_state(self.links.subset, self.setup.subset, self.links.shard_sizes is None),
             **self.planner.state_dict(self.epoch),
         }
+
+    def _record_state(self) -> dict[str, Any]:
+        if self.run_record is None:
+            return {}
+        return {"record": self.run_record.state_dict(self.epoch.number, self._window)}
+
+    @property
+    def _window(self) -> int:
+        return 0 if self._source is None else self._source.window
 
     def _pace_state(self) -> dict[str, int]:
         began, before = self.pace.began, self.pace.taken_before
@@ -592,9 +724,16 @@ class Session:
             self._check_length(state["examples"])
         elif tuple(state.get("shard_sizes", sizes)) != sizes:
             raise StateError(f"the state is of shards of {state['shard_sizes']} examples, these are {list(sizes)}")
+        record = self.run_record
+        if record is not None and "record" in state:
+            record = record.loaded(state["record"], self._window, whole=self.links.leads)
         plan, same_workers = self.planner.load_state_dict(state)
         self._pop()  # whatever was under way belongs to another run
-        self.attribution = Attribution()
+        self._excluded, self._to_exclude = (
+            np.array(state.get(name, ()), np.int64) for name in ("excluded", "to_exclude")
+        )
+        self.run_record = record
+        self._attribute()
         self._misfiled, self._gave_up = 0, self.planner.gave_up or self.rule.useless
         self.pace.restore(state["sketches_began"], state.get("sketched_before", 0))
         self._resume(state["epoch"], plan, self._own_position(state, plan) if same_workers else 0, over=state["over"])

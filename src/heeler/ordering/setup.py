@@ -208,6 +208,11 @@ class Links:
         self._agree(setup)
 
     @property
+    def leads(self) -> bool:
+        """Whether this rank saves the state of all."""
+        return self.workers is None or self.workers.rank == 0
+
+    @property
     def is_standalone(self) -> bool:
         """Whether there is nobody to talk to."""
         return self.workers is None and self.peers is None

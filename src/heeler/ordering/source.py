@@ -21,6 +21,10 @@ class SketchSource(Protocol):
     """False: forwards are neither sketched nor counted."""
     sketching: bool
     """False: forwards are counted and not sketched."""
+    notes_norms: bool
+    """Stamps get the norms of gradients at the model's output."""
+    counts_steps: bool
+    """`window` is kept up to date in forwards that are not sketched, too."""
 
     @property
     def device(self) -> torch.device:

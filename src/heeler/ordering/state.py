@@ -78,7 +78,8 @@ def resumed_order(state: dict[str, Any], partition: Partition) -> tuple[IntArray
             f"the state is of {before.workers} workers with shards of their own and cannot go on with "
             f"{partition.workers}: with shards='local' the examples belong to the workers"
         )
-    return before.remaining(order, state["trained"]), False
+    excluded = np.asarray(state.get("excluded", ()), np.int64)
+    return before.remaining(order, state["trained"], excluded, state["examples"]), False
 
 
 def is_lazy(state: dict[str, Any]) -> bool:
@@ -181,5 +182,7 @@ _OPTIONAL_FIELDS: dict[str, Any] = {
     "shard_sizes": list,
     "gave_up": bool,
     "sketched_before": int,
+    "excluded": np.ndarray,
+    "to_exclude": np.ndarray,
 }
 """What the state of several workers, or of later versions, holds too."""

@@ -90,6 +90,11 @@ class CompiledPasses:
         announced, self.announced = self.announced, False
         return (self._stamps.pop(),) if announced and self._stamps else None
 
+    @property
+    def newest_stamp(self) -> Any:
+        """Of the forward that was announced, if it is sketched and ran compiled."""
+        return self._stamps[-1] if self.announced and self._stamps and self.recorder.sketching else None
+
     def hush(self) -> None:
         """No announced forward is under way any more."""
         self.announced = False

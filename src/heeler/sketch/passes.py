@@ -19,8 +19,8 @@ class SketchListener(Protocol):
         was compiled in place nobody can be called: there it comes with the first gradient, without inputs.
         """
 
-    def forward_counted(self, rows: int | None) -> None:
-        """A forward of `rows` examples begins that is not sketched, since `sketching` is False.
+    def forward_counted(self, rows: int | None) -> Any:
+        """A forward of `rows` examples begins that is not sketched, since `sketching` is False; may return a stamp.
 
         rows: None inside a model that was compiled in place. There it comes with the backward, and nobody knows them.
         """
@@ -34,7 +34,7 @@ class Nobody:
 
     def forward_begins(self, rows: int, inputs: Tensor | None) -> Any: ...
 
-    def forward_counted(self, rows: int | None) -> None: ...
+    def forward_counted(self, rows: int | None) -> Any: ...
 
     def coverage_changed(self) -> None: ...
 

@@ -55,6 +55,8 @@ class Machine:
     """And for the rest of a sketched step: finding the examples, storing their sketches."""
     number: float
     """And for every number of a sketch that is stored."""
+    output: float
+    """And for norms of gradients at the model's output."""
     overlaps: bool
     """The host runs ahead of the device."""
     fuses: bool
@@ -78,6 +80,7 @@ MACHINES = {
         tap=6e-5,
         sketch=4e-4,
         number=5e-9,
+        output=2e-5,
         overlaps=False,
         fuses=False,
     ),
@@ -90,6 +93,7 @@ MACHINES = {
         tap=1.2e-4,
         sketch=4e-4,
         number=3e-9,
+        output=2e-5,
         overlaps=True,
         fuses=True,
     ),
@@ -125,6 +129,8 @@ class StepPrice(NamedTuple):
     start: float = 0.0
     """Once, before the first sketches."""
     on_gpu: bool = False
+    output: float = 0.0
+    """That norms of gradients at the model's output add to it: see `output_norms`."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,9 @@ class Prices:
     batch: float
     groups: list[tuple[float, list[SketchedLayer]]]
     """(price, layers that are sketched together); without those that are known to be too expensive."""
+    output_numbers: float
+    """Of the model's output, per token; 0 where that is not known."""
+    tokens: float
 
     @property
     def step(self) -> float:
@@ -156,6 +165,12 @@ class Prices:
         host = self.machine.sketch + self.machine.number * dim * self.batch
         taps = sum(price for price, _ in paid)
         return self._longer(self.host + host, self.device) - self.step + taps
+
+    @property
+    def output(self) -> float:
+        """What norms of gradients at the model's output add to a step: a hook, and reading these gradients once."""
+        read = self.machine.seconds(0.0, self.output_numbers, self.tokens, self.batch)
+        return self._longer(self.host + self.machine.output, self.device + read) - self.step
 
     def ratio(self, chosen: list[SketchedLayer], dim: int) -> float | None:
         """A step with these layers sketched over a plain one; None if one of them has no price."""
@@ -197,7 +212,9 @@ def prices(
             price += sum(machine.tap_seconds(c, math.sqrt(dim), tokens(c), batch) for c in known)
         priced.append((price, group))
     host = of_host + machine.step + machine.example * batch
-    return Prices(layers, host, of_device, machine, batch, priced)
+    last = last_layer(candidates)
+    head = 0.0 if last is None else float(next(iter(last.parameters.values())).shape[0])
+    return Prices(layers, host, of_device, machine, batch, priced, head, TOKENS if sequences else 1.0)
 
 
 def within_share(

@@ -19,6 +19,7 @@ from heeler.sketch.checks import LAYER_LEFT_OUT, Checks
 from heeler.sketch.compiled_passes import CompiledPasses
 from heeler.sketch.eager_passes import TWO_THREADS, EagerPasses
 from heeler.sketch.examples import Examples
+from heeler.sketch.output_norms import note_norms
 from heeler.sketch.passes import Nobody, Pass, SketchListener, Slot
 from heeler.sketch.row_proof import RowProof
 from heeler.sketch.sketched_layer import SketchedLayer
@@ -58,6 +59,10 @@ class Recorder:
         """False: forwards are counted, not sketched."""
         self.tapping = True
         """Both. The one flag that compiled code is guarded by: it has a sketched variant and a plain one."""
+        self.notes_norms = False
+        """The listener wants the norms of gradients at the model's output: its stamps have a place for them."""
+        self._counted: Any = None
+        """The stamp of the forward under way that is counted."""
         self.closed = False
         self.current: Slot | None = None
         self.running = False
@@ -128,7 +133,20 @@ class Recorder:
         if self.compiled.announced:
             self.compiled.hush()
         elif (model.training or self._trains_in_eval) and not _is_rerun():
-            self.listener.forward_counted(batch)
+            self._counted = self.listener.forward_counted(batch)
+
+    def want_norms(self, value: bool) -> None:
+        self.notes_norms = value
+
+    def note_norms(self, output: Any, stamp: Any = None) -> None:
+        """A forward has ended: its backward is to leave the norms of gradients at its output in its stamp.
+
+        stamp: of a sketched one; without, of the one that was counted last.
+        """
+        counted, self._counted = self._counted, None
+        stamp = counted if stamp is None else stamp
+        if self.notes_norms and stamp is not None:
+            note_norms(output, stamp.rows, self.batch_dim, stamp, self._scaler)
 
     # Switches
 
@@ -205,6 +223,7 @@ class Recorder:
         self.closed, self.enabled, self.tapping = True, False, False
         self.hold(None)
         self._finished.clear()
+        self._counted = None
         self.listener, self._scaler = Nobody(), None
         self.checks.close(for_good=True)
         self.rows.close()

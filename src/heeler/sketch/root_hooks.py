@@ -105,6 +105,18 @@ class EndHook(ModelHook):
             recorder.eager.end(output)
 
 
+class OutputHook(ModelHook):
+    """Has norms of gradients at the model's output noted; on the module inside DDP, whose own output is a copy."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not is_compiling():
+            slot = self.recorder.current
+            self.recorder.note_norms(output, None if slot is None or slot.ignored else slot.owner.stamp)
+
+
 class _Before(ModelHook):
     """Outside the compiled code: test whose rows they are, stamp the pass or count it, and forget the last one.
 
@@ -142,6 +154,7 @@ class _After(ModelHook):
         recorder = self.recorder
         if transform() is not None:
             return
+        recorder.note_norms(output, recorder.compiled.newest_stamp)
         recorder.compiled.hush()
         if output is None:  # the forward failed
             return
@@ -157,5 +170,5 @@ def watch(wrapper: nn.Module, recorder: Recorder, batch_of: BatchOf) -> list[Any
     return [before, wrapper.register_forward_hook(_After(recorder), always_call=True)]
 
 
-for _hook in (BeginHook, EndHook):
+for _hook in (BeginHook, EndHook, OutputHook):
     run_as_it_is(_hook.__call__)

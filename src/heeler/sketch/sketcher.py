@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from heeler.sketch import compiled
 from heeler.sketch.backward_count import BackwardCount
@@ -16,7 +17,7 @@ from heeler.sketch.matrices import AnyMatrix, AnyVector
 from heeler.sketch.passes import Nobody, SketchListener
 from heeler.sketch.prices import COMPILE_SECONDS, SHARE, Layers, Prices, StepPrice, choose, prices
 from heeler.sketch.recorder import Recorder
-from heeler.sketch.root_hooks import BeginHook, EndHook, SizeOf, watch
+from heeler.sketch.root_hooks import BeginHook, EndHook, OutputHook, SizeOf, watch
 from heeler.sketch.survey import assign_columns, clean_name, draw, survey
 from heeler.torch_private import compile_anew, guard_hooks, is_compiled, unwrapped, version, wants_backward
 
@@ -108,6 +109,9 @@ class Sketcher:
         begin = BeginHook(self._recorder, size_of)
         self._handles = [root.register_forward_pre_hook(begin, with_kwargs=True, prepend=True)]
         self._layer_handles: list[Any] = []
+        self._output_handle: Any = None
+        self.counts_steps = False
+        """Keep `window` up to date in forwards that are not sketched, too."""
         self._hook_layers()
         if root is not model:
             self._handles += watch(model, self._recorder, begin.batch_of)
@@ -178,7 +182,26 @@ class Sketcher:
             self._hook_layers()
         elif not value and self._recorder.runs_eagerly and guard_hooks():
             self._unhook_layers()
-        self._backwards.watch(self._covered(), value)  # fully_shard may have replaced the parameters
+        self._backwards.watch(self._covered(), value or self.counts_steps)  # fully_shard may have replaced them
+
+    @property
+    def notes_norms(self) -> bool:
+        """Leave the norms of gradients at the model's output in the listener's stamps: in `norms`, (B,)."""
+        return self._recorder.notes_norms
+
+    @notes_norms.setter
+    def notes_norms(self, value: bool) -> None:
+        self._recorder.want_norms(value)
+        if value and self._output_handle is None and self._handles:  # not detached
+            inner = self._root.module if isinstance(self._root, DistributedDataParallel) else self._root
+            self._output_handle = inner.register_forward_hook(OutputHook(self._recorder))
+        elif not value:
+            self._unhook_output()
+
+    def _unhook_output(self) -> None:
+        if self._output_handle is not None:
+            self._output_handle.remove()
+            self._output_handle = None
 
     def pop_passes(self) -> list[tuple[Any, Tensor]]:
         """All passes finished since the last pop, in forward order: the listener's stamp, and (B_i, K) float32."""
@@ -274,7 +297,8 @@ class Sketcher:
         """What steps with so many examples cost by the cost model."""
         found = self.prices(batch)
         start = COMPILE_SECONDS * len(self._survey.layers) if self._is_compiled else 0.0
-        return StepPrice(found.step, found.sketches(self._layers, self.dim), start, self.device.type == "cuda")
+        on_gpu = self.device.type == "cuda"
+        return StepPrice(found.step, found.sketches(self._layers, self.dim), start, on_gpu, found.output)
 
     @property
     def chosen(self) -> list[str]:
@@ -304,6 +328,7 @@ class Sketcher:
         """Remove every hook; the model is as it was. Nothing of it, of a loss or of the listener's is held any more."""
         self._backwards.remove()
         self._unhook_layers()
+        self._unhook_output()
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -69,7 +70,7 @@ class Follower:
 
     def forget(self, indices: IntArray) -> None: ...
 
-    def consolidate(self, epoch: Epoch, trained: int) -> None: ...
+    def consolidate(self, epoch: Epoch, trained: int, also: Callable[[], None]) -> None: ...
 
     def open(self, epoch: Epoch) -> None: ...
 

@@ -239,7 +239,7 @@ class SharedPlanner(ABC):
         self._late, self._waiting = without(self._late, numbers), without(self._waiting, numbers)
         self._forgotten.append(numbers)
 
-    def consolidate(self, epoch: Epoch, trained: int) -> None:
+    def consolidate(self, epoch: Epoch, trained: int, also: Callable[[], None]) -> None:
         """For the orders it does not matter when a sketch arrives, so a run that saves is the run that does not."""
         self._note(epoch.number, trained)
         if self.fault is not None or self._thread is None:
@@ -261,7 +261,8 @@ class SharedPlanner(ABC):
                 )
                 return
             # In the thread, so behind a solve that is under way: what is new is about the next one.
-            result_of(self._begin_sending(epoch.number, None, trained), LONGEST * timeout)
+            self._begin_sending(epoch.number, None, trained)
+            result_of(self._in_thread(epoch.number, also), LONGEST * timeout)
         except (RankFault, StoreLost, FutureTimeout) as fault:
             warn("the state lacks sketches that other ranks have seen: %s", fault or "no answer in time")
 

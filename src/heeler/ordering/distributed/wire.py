@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -116,3 +116,33 @@ def pack(vectors: NDArray[np.float32], dtype: torch.dtype) -> tuple[torch.Tensor
     if np.ldexp(largest, exponent) <= limit:  # nearly always, and then there is nothing to look at
         return scaled.to(dtype), exponent
     return torch.where(scaled.isfinite(), scaled.clamp(-limit, limit), scaled).to(dtype), exponent
+
+
+def gathered(transport: Transport, arrays: dict[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]]:
+    """On rank 0 what all other ranks have, of the same names, types and lengths; nothing on these."""
+    own = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
+    if transport.rank:
+        transport.send(list(own.values()), 0, patience=2.0)
+        return []
+    room = [[torch.empty_like(each) for each in own.values()] for _ in range(1, transport.size)]
+    transport.receive_each(list(zip(range(1, transport.size), room, strict=True)))
+    return [{name: each.numpy() for name, each in zip(own, theirs, strict=True)} for theirs in room]
+
+
+def united(transport: Transport, numbers: IntArray) -> IntArray:
+    """On all ranks, the numbers that any of them has; ascending."""
+    if transport.rank:
+        transport.send([torch.tensor([numbers.size])], 0, patience=2.0)
+        transport.send([torch.from_numpy(numbers)], 0, patience=2.0)
+        transport.receive([size := torch.empty(1, dtype=torch.int64)], 0, patience=2.0)
+        transport.receive([found := torch.empty(int(size), dtype=torch.int64)], 0, patience=2.0)
+        return found.numpy()
+    others = range(1, transport.size)
+    sizes = [torch.empty(1, dtype=torch.int64) for _ in others]
+    transport.receive_each([(rank, [size]) for rank, size in zip(others, sizes, strict=True)])
+    parts = [torch.empty(int(size), dtype=torch.int64) for size in sizes]
+    transport.receive_each([(rank, [part]) for rank, part in zip(others, parts, strict=True)])
+    whole = np.unique(np.concatenate([numbers, *(part.numpy() for part in parts)]))
+    transport.send_each([(rank, [torch.tensor([whole.size])]) for rank in others])
+    transport.send_each([(rank, [torch.from_numpy(whole)]) for rank in others])
+    return whole
