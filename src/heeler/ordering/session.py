@@ -86,6 +86,7 @@ class Session:
         self.iterations = Iterations()
         self.run_record: RunRecord | None = None
         """None: none is kept."""
+        self._notes_norms = False  # in this epoch
         self.attribution = Attribution()
         self.ids: Ids | None = None
         """Tells the indices of a batch's examples, where the user knows better than the loader."""
@@ -233,7 +234,7 @@ class Session:
     def _turn_source(self, source: SketchSource) -> None:
         """To what is to be seen of the current epoch."""
         record = self.run_record
-        source.notes_norms = record is not None and record.is_on(sketched=self.sees_rows)
+        source.notes_norms = self._notes_norms = record is not None and record.is_on(sketched=self.sees_rows)
         source.sketching = self.sees_rows
 
     def _use_gpu(self, device: torch.device) -> None:
@@ -305,7 +306,7 @@ class Session:
             if self.planner.works_beside:
                 self._start_early()
         source, record = self._source, self.run_record
-        if record is None or source is None or not source.notes_norms or rows is None:
+        if not self._notes_norms or record is None or source is None or rows is None:
             return None
         record.collect(source.window)
         return record.begin(latest, rows, named, is_mean=source.reduction == "mean")
@@ -372,7 +373,7 @@ class Session:
     def _send(self) -> None:
         """Start what the last backwards left on its way to the host."""
         source = self._source
-        if self.run_record is not None and source is not None and source.notes_norms and not source.sketching:
+        if self.run_record is not None and source is not None and self._notes_norms and not source.sketching:
             self.run_record.collect(source.window)
         for stamp, sketches in self._pop():
             self.attribution.send(stamp, sketches, 0 if self._source is None else self._source.window)
