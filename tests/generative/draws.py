@@ -94,12 +94,11 @@ class Image(Step):
         return x + self.layer(x.unflatten(2, (2, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)  # type: ignore[no-any-return]
 
 
-@step(fair=False)
+@step(fair=True)
 class Transposed(Step):
-    """No rule."""
-
     def make(self) -> None:
-        self.layer = nn.ConvTranspose1d(WIDTH, WIDTH, 3, padding=1)
+        groups = 2 if self.choice < 0.3 else 1
+        self.layer = nn.ConvTranspose1d(WIDTH, WIDTH, 3, padding=1, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.transpose(1, 2)).transpose(1, 2)  # type: ignore[no-any-return]

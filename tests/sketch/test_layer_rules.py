@@ -17,7 +17,7 @@ BATCH = 5
 def check(
     model: nn.Module, x: Tensor, batch_dim: int = 0, names: list[str] | None = None, **options: object
 ) -> Sketcher:
-    """Exact sketches of a mean loss equal the single examples' gradients."""
+    """Exact sketches of a mean loss equal the single examples' gradients, and projected ones their projections."""
     torch.manual_seed(1)
     batch = x.shape[batch_dim]
 
@@ -35,7 +35,25 @@ def check(
     assert sketches.dtype == torch.float32
     assert sketches.shape == oracle.shape == (batch, sketcher.dim)
     assert relative_error(sketches, oracle) < 1e-5
+    sketcher.detach()
+    projected = Sketcher(model, dim=4, batch_dim=batch_dim, layers="all", **options)  # type: ignore[arg-type]
+    losses(x).mean().backward()
+    sketches = projected.pop()
+    assert relative_error(sketches, projections_of(oracle, projected)) < 1e-5
+    projected.detach()
     return sketcher
+
+
+def projections_of(gradients: Tensor, sketcher: Sketcher) -> Tensor:
+    """(B, d) gradients of the covered parameters → what the sketches of them are, (B, K)."""
+    covered = [p for name, p in sketcher._survey.parameters.items() if name in sketcher.coverage.covered]
+    columns = dict(zip(map(id, covered), gradients.split([p.numel() for p in covered], 1), strict=True))
+    total = torch.zeros(len(gradients), sketcher.dim)
+    for layer in sketcher._layers:
+        for local, p in layer.parameters.items():
+            for row, g in zip(total, columns.pop(id(p), gradients[:, :0]), strict=True):
+                row += layer.sketch_gradient(local, g.view_as(p)) if g.numel() else 0
+    return total
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (3, 2)])
@@ -44,11 +62,11 @@ def test_linear(leading: tuple[int, ...], bias: bool) -> None:
     check(nn.Linear(4, 3, bias=bias), torch.randn(BATCH, *leading, 4))
 
 
-def test_linear_with_frozen_weight_or_bias() -> None:
-    for frozen in ("weight", "bias"):
-        layer = nn.Linear(4, 3)
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_a_frozen_weight_or_bias(frozen: str) -> None:
+    for layer, shape in ((nn.Linear(4, 3), (4,)), (nn.ConvTranspose1d(4, 3, 3), (4, 5))):
         getattr(layer, frozen).requires_grad_(False)
-        sketcher = check(layer, torch.randn(BATCH, 4))
+        sketcher = check(layer, torch.randn(BATCH, *shape))
         assert frozen not in sketcher.coverage.covered
 
 
@@ -67,6 +85,32 @@ def test_linear_with_frozen_weight_or_bias() -> None:
 def test_convolutions(dims: int, options: dict[str, object]) -> None:
     layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](4, 4, 3, **options)  # type: ignore[arg-type]
     check(layer, torch.randn(BATCH, 4, *[6] * dims))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2, "padding": 1, "output_padding": 1},
+        {"stride": 3, "dilation": 2, "output_padding": 2},
+        {"groups": 2, "padding": 1},
+        {"groups": 4, "bias": False},
+    ],
+)
+def test_transposed_convolutions(dims: int, options: dict[str, object]) -> None:
+    layer = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dims - 1](4, 8, 3, **options)  # type: ignore[arg-type]
+    check(layer, torch.randn(BATCH, 4, *[4] * dims))
+
+
+def test_a_transposed_convolution_padded_by_more_than_its_stride_is_left_out() -> None:
+    layer = nn.ConvTranspose1d(4, 8, 3, dilation=2, output_padding=1)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(8 * 9, 2))
+    sketcher = Sketcher(model, exact=True)
+    model(torch.randn(BATCH, 4, 4)).sum().backward()
+    sketcher.pop()
+    assert "a stride or more" in sketcher.coverage.left_out["0.weight"]
+    assert "2.weight" in sketcher.coverage.covered
 
 
 @pytest.mark.parametrize("padding_idx", [None, 2])
