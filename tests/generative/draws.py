@@ -118,6 +118,19 @@ class Recurrent(Step):
 
 
 @step(fair=True)
+class Cell(Step):
+    def make(self) -> None:
+        kinds = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+        self.layer = kinds[int(self.choice * len(kinds))](WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: list[Any] = [None]
+        for token in x.unbind(1):
+            states.append(self.layer(token, states[-1]))
+        return torch.stack([s[0] if isinstance(s, tuple) else s for s in states[1:]], 1)
+
+
+@step(fair=True)
 class Attention(Step):
     def make(self) -> None:
         self.first = self.choice < 0.5

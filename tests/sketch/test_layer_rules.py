@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -209,6 +213,27 @@ def test_recurrent(kind: type[nn.Module], options: dict[str, object], read: str)
 
     batch_first = bool(options.get("batch_first"))
     check(Recurrent(), torch.randn((BATCH, 6, 3) if batch_first else (6, BATCH, 3)), batch_dim=0 if batch_first else 1)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, partial(nn.RNNCell, nonlinearity="relu")])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("read", ["every state", "the last state", "every token alone"])
+def test_recurrent_cells(kind: Callable[..., nn.Module], bias: bool, read: str) -> None:
+    class Unrolled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = kind(3, 4, bias=bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            states: list[Any] = [None]
+            for step in [x.flatten(0, 1)] * 2 if read == "every token alone" else x.unbind(1):
+                states.append(self.cell(step, hx=states[-1]))
+            if read == "the last state":  # of an LSTM with the memory, which no output shows
+                return torch.cat(states[-1], 1) if isinstance(states[-1], tuple) else states[-1]
+            out = torch.stack([s[0] if isinstance(s, tuple) else s for s in states[1:]], 1)
+            return out.unflatten(0, (len(x), -1)) if read == "every token alone" else out
+
+    check(Unrolled(), torch.randn(BATCH, 3, 3))
 
 
 def test_recurrent_dropout_is_left_out_with_a_reason() -> None:

@@ -6,7 +6,7 @@ so subclasses (FSDP2 makes them) keep their rule, and by name for classes of pac
 """
 
 from heeler.sketch.examples import Examples
-from heeler.sketch.layer_rules import attention, conv, embedding, linear, norm, recurrent  # noqa: F401 - they register
+from heeler.sketch.layer_rules import attention, cells, conv, embedding, linear, norm, recurrent  # noqa: F401 - they register
 from heeler.sketch.layer_rules.base import Call, Cost, LayerRule, LeftOut, find_rule, register
 
 __all__ = ["Call", "Cost", "Examples", "LayerRule", "LeftOut", "find_rule", "register"]
