@@ -123,6 +123,45 @@ def test_embedding(padding_idx: int | None, shape: tuple[int, ...]) -> None:
     check(nn.Embedding(7, 3, padding_idx=padding_idx), torch.randint(7, shape))
 
 
+@pytest.mark.parametrize("padding_idx", [None, 2])
+@pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
+@pytest.mark.parametrize("features", [1, 3])
+def test_embedding_bag(padding_idx: int | None, mode: str, features: int) -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            kind = "sum" if mode == "weighted" else mode
+            self.inner = nn.EmbeddingBag(7, 3, mode=kind, padding_idx=padding_idx)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            bags = ids.view(-1, 4)
+            out: Tensor = self.inner(bags, per_sample_weights=(bags + 0.5).sin() if mode == "weighted" else None)
+            return out.view(len(ids), -1)
+
+    check(Bags(), torch.randint(7, (BATCH, features * 4)))
+
+
+@pytest.mark.parametrize("why", ["max", "offsets"])
+def test_bags_that_cannot_be_taken_apart_are_left_out(why: str) -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(7, 3, mode="max" if why == "max" else "sum")
+            self.plain = nn.Linear(3, 2)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            offsets = torch.arange(len(ids)) * ids.shape[1]
+            out = self.bag(ids) if why == "max" else self.bag(ids.flatten(), offsets)
+            return self.plain(out)  # type: ignore[no-any-return]
+
+    model, ids = Bags(), torch.randint(7, (BATCH, 4))
+    sketcher = Sketcher(model, exact=True)
+    model(ids).sin().sum().backward()
+    sketcher.pop()
+    assert "bag.weight" in sketcher.coverage.left_out
+    assert set(sketcher.coverage.covered) == {"plain.weight", "plain.bias"}
+
+
 @pytest.mark.parametrize(
     ("norm", "shape"),
     [
