@@ -184,6 +184,15 @@ def test_explicit_padding(padding: Any) -> None:
     assert torch.equal(nn.functional.conv2d(padded, conv.weight, conv.bias), conv(x))
 
 
+def test_with_tensors() -> None:
+    layer, x = nn.Linear(3, 2, bias=False), torch.randn(4, 3)
+    weight = layer.weight
+    other = torch_private.with_tensors(layer, {"weight": 2 * weight.detach()})
+    assert torch.equal(other.forward(x), 2 * layer(x))
+    assert layer.weight is weight
+    assert dict(layer.named_parameters()).keys() == {"weight"}
+
+
 def test_unwrapped_and_is_compiled(compiler: Any) -> None:
     model, in_place = nn.Linear(2, 2), nn.Linear(2, 2)
     wrapped: Any = torch.compile(model, backend="eager")

@@ -7,6 +7,7 @@ layer in every step is bound here as it is: another Python call around it would 
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import weakref
@@ -230,6 +231,17 @@ behind them are left out."""
 def explicit_padding(convolution: nn.Module) -> list[int] | None:
     """What `F.pad` is given where a convolution does not pad with zeros; None where it does not tell: left out then."""
     return getattr(convolution, "_reversed_padding_repeated_twice", None)
+
+
+def with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """A shallow copy of a module that has these tensors for its parameters; the module itself is as it was.
+
+    `functional_call` would call the module's hooks. Without `_parameters` the copy keeps the module's own: then no norm
+    is recognised by what it computes.
+    """
+    other = copy.copy(module)
+    vars(other)["_parameters"] = {**vars(module)["_parameters"], **tensors}
+    return other
 
 
 # The compiler
