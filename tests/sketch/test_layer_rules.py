@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from heeler.sketch import LayerRule, MatrixSpec, Sketcher, register
 
-from .oracle import per_example_gradients, relative_error
+from .oracle import per_example_gradients, projections_of, relative_error
 
 BATCH = 5
 
@@ -46,18 +46,6 @@ def check(
     assert relative_error(sketches, projections_of(oracle, projected)) < 1e-5
     projected.detach()
     return sketcher
-
-
-def projections_of(gradients: Tensor, sketcher: Sketcher) -> Tensor:
-    """(B, d) gradients of the covered parameters → what the sketches of them are, (B, K)."""
-    covered = [p for name, p in sketcher._survey.parameters.items() if name in sketcher.coverage.covered]
-    columns = dict(zip(map(id, covered), gradients.split([p.numel() for p in covered], 1), strict=True))
-    total = torch.zeros(len(gradients), sketcher.dim)
-    for layer in sketcher._layers:
-        for local, p in layer.parameters.items():
-            for row, g in zip(total, columns.pop(id(p), gradients[:, :0]), strict=True):
-                row += layer.sketch_gradient(local, g.view_as(p)) if g.numel() else 0
-    return total
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (3, 2)])
