@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -420,6 +421,43 @@ def test_users_can_add_a_rule() -> None:
         pass
 
     check(nn.Sequential(Subclass(), nn.Linear(3, 2)), torch.randn(BATCH, 4))
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_a_rule_for_a_layer_that_is_given_a_mapping(kind: type) -> None:
+    class Field(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, batch: Any) -> Tensor:
+            out: Tensor = batch["x"] @ self.weight.t()
+            return out
+
+    @register(Field)
+    class FieldRule(LayerRule):
+        def declare(self, module: nn.Module) -> None:
+            self.matrices = [MatrixSpec("weight", None, 3, 4)]
+
+        def rows(self, call):  # type: ignore[no-untyped-def]
+            return call.split(call.args[0]["x"].detach())
+
+        def keep(self, layer, call):  # type: ignore[no-untyped-def]
+            return (layer.matrices[0].input(self.rows(call)),)
+
+        def sketch(self, layer, examples, grads, xp):  # type: ignore[no-untyped-def]
+            return layer.matrices[0].sketch(examples, examples.split(grads[0]), xp)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.field = nn.Linear(4, 4), Field()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.field(kind({"x": self.first(x).tanh()}))
+            return out
+
+    check(Model(), torch.randn(BATCH, 3, 4))
 
 
 def test_positions_shared_by_the_batch_are_reported_not_guessed() -> None:

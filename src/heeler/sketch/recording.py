@@ -14,7 +14,7 @@ other inputs: no hook, metric, generator, collective or optimizer of the user's 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -334,7 +334,7 @@ def _viewed(function: Any, x: Tensor, size: list[int]) -> Tensor:
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
-    """The tree with everything of this kind changed."""
+    """The tree with everything of this kind changed; mappings as dicts."""
     if isinstance(tree, kind):
         return change(tree)
     if isinstance(tree, dict):
@@ -345,6 +345,8 @@ def _mapped(tree: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any
         return _Named(type(tree), [_mapped(item, change, kind) for item in tree])
     if isinstance(tree, _Named):
         return tree.kind(*[_mapped(item, change, kind) for item in tree.items])
+    if isinstance(tree, Mapping):  # asked last: this takes longer than all before it
+        return _mapped(dict(tree), change, kind)
     return tree
 
 
