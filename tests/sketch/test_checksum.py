@@ -126,6 +126,7 @@ def test_a_head_that_is_never_called_is_left_out_quietly(
     batch: int, tied: bool, exact: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Language(tied)
+    alone = copy.deepcopy(model)
     sketcher = sketcher_of(model, exact)
     head = "words.weight" if tied else "lm_head.weight"
     for number in range(3):
@@ -136,7 +137,7 @@ def test_a_head_that_is_never_called_is_left_out_quietly(
         assert set(sketcher.coverage.left_out) == {head}
         assert "without calling lm_head" in sketcher.coverage.left_out[head]
         covered = list(sketcher.coverage.covered)
-        truth = per_example_gradients(model, lambda i, ids=ids: model(ids[i : i + 1]), batch, covered)  # type: ignore[misc]
+        truth = per_example_gradients(alone, lambda i, ids=ids: alone(ids[i : i + 1]), batch, covered)  # type: ignore[misc]
         if exact:
             rows = torch.cat([rows[:, at] for at in columns_of(covered, sketcher)], 1)
         elif number == 0:
@@ -325,6 +326,34 @@ def test_a_layer_called_in_a_checkpoint_and_outside(use_reentrant: bool, exact: 
     step(model)
     step(model)
     assert set(sketcher.left_out) == {"middle"}
+
+
+@pytest.mark.parametrize("batch", [2, 4, 5])
+def test_a_checkpoint_saves_the_same_both_times_where_a_layer_is_called_in_two_ways(batch: int) -> None:
+    class TwoWays(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def inside(self, x: Tensor) -> Tensor:
+            table = self.layer(torch.eye(4))  # 4 rows, which may be pairs of two examples, or four examples
+            out: Tensor = self.layer(x).tanh() @ table
+            return out
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(self.inside, x, use_reentrant=False)
+            return out
+
+    torch.manual_seed(0)
+    model, plain = TwoWays(), TwoWays()
+    plain.load_state_dict(model.state_dict())
+    sketcher = Sketcher(model, exact=True)
+    for _ in range(3):
+        x = torch.randn(batch, 3, 4)
+        model(x).sin().sum().backward()
+        plain(x).sin().sum().backward()
+        sketcher.pop()
+    assert torch.allclose(model.layer.weight.grad, plain.layer.weight.grad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

@@ -89,9 +89,10 @@ class LayerHook(ModelHook):
             slot.replay()
             on_node = False
             if not in_forward:
-                if id(layer) not in slot.recomputed:
+                layouts, shape = slot.recomputed.get(id(layer), {}), _shape(args, kwargs)
+                if shape not in layouts:
                     return None
-                return self._tap(slot, Call(args, kwargs, output, slot.examples.under(slot.recomputed[id(layer)])))
+                return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layouts[shape])))
         if layer.broken:
             return None
         if layer.layout is None and rows.tests and rows.recording is None:
@@ -178,7 +179,7 @@ class LayerHook(ModelHook):
         if kept is None:
             return None if compiling else self._miss(slot)
         if slot.replayed:
-            slot.recomputed[id(self.layer)] = examples.layout
+            slot.recomputed.setdefault(id(self.layer), {}).setdefault(_shape(call.args, call.kwargs), examples.layout)
         passes: Passes = recorder.compiled if compiling else recorder.eager
         leaf = passes.leaf(slot)
         if leaf.shape[0] != examples.batch:
@@ -283,6 +284,11 @@ def _may_lie(call: Call) -> bool:
         return bool(row_layouts(call.input.shape, call.batch))
     except NoBatchDimension:  # it is no tensor
         return False
+
+
+def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
+    """Of the first argument."""
+    return getattr(args[0] if args else next(iter(kwargs.values()), None), "shape", None)
 
 
 def _is_flat(x: Any, batch: int) -> bool:
