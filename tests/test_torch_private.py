@@ -482,6 +482,15 @@ def test_every_part_has_a_test_of_its_name() -> None:
     assert not [part for part in parts if not part.startswith("_") and f"torch_private.{part}" not in tested]
 
 
+def test_nodes_below() -> None:
+    x = torch.ones(3, requires_grad=True)
+    aside, y = x.exp(), x.sin()
+    nodes = torch_private.nodes_below([y.cos()], 100)
+    assert y.grad_fn in nodes
+    assert aside.grad_fn not in nodes
+    assert len(nodes) == 3
+
+
 def test_graph_nodes() -> None:
     x = torch.ones(3, requires_grad=True)
     found = torch_private.graph_nodes([x.flip(0) + x[[2, 1, 0]], x.sum()], 100)

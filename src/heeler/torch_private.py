@@ -138,12 +138,17 @@ def graph_nodes(tensors: Iterable[Tensor], most: int) -> Counter[type]:
     Uses `Node.next_functions`, which is documented, and that every kind has a class of its own, which is not. Without:
     all are of one kind, and a model that computes otherwise for some batches is not noticed. most: nodes to look at.
     """
-    found: Counter[type] = Counter()
+    return Counter(type(node) for node in nodes_below(tensors, most))
+
+
+def nodes_below(tensors: Iterable[Tensor], most: int) -> list[Any]:
+    """The nodes themselves."""
+    found = []
     rest = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen = set(rest)
     while rest and len(seen) < most:
         node = rest.pop()
-        found[type(node)] += 1
+        found.append(node)
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
