@@ -184,6 +184,15 @@ def test_explicit_padding(padding: Any) -> None:
     assert torch.equal(nn.functional.conv2d(padded, conv.weight, conv.bias), conv(x))
 
 
+def test_with_tensors() -> None:
+    layer, x = nn.Linear(3, 2, bias=False), torch.randn(4, 3)
+    weight = layer.weight
+    other = torch_private.with_tensors(layer, {"weight": 2 * weight.detach()})
+    assert torch.equal(other.forward(x), 2 * layer(x))
+    assert layer.weight is weight
+    assert dict(layer.named_parameters()).keys() == {"weight"}
+
+
 def test_unwrapped_and_is_compiled(compiler: Any) -> None:
     model, in_place = nn.Linear(2, 2), nn.Linear(2, 2)
     wrapped: Any = torch.compile(model, backend="eager")
@@ -471,6 +480,15 @@ def test_every_part_has_a_test_of_its_name() -> None:
     parts += [ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)]
     tested = Path(__file__).read_text()
     assert not [part for part in parts if not part.startswith("_") and f"torch_private.{part}" not in tested]
+
+
+def test_nodes_below() -> None:
+    x = torch.ones(3, requires_grad=True)
+    aside, y = x.exp(), x.sin()
+    nodes = torch_private.nodes_below([y.cos()], 100)
+    assert y.grad_fn in nodes
+    assert aside.grad_fn not in nodes
+    assert len(nodes) == 3
 
 
 def test_graph_nodes() -> None:

@@ -7,6 +7,7 @@ layer in every step is bound here as it is: another Python call around it would 
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import weakref
@@ -137,12 +138,17 @@ def graph_nodes(tensors: Iterable[Tensor], most: int) -> Counter[type]:
     Uses `Node.next_functions`, which is documented, and that every kind has a class of its own, which is not. Without:
     all are of one kind, and a model that computes otherwise for some batches is not noticed. most: nodes to look at.
     """
-    found: Counter[type] = Counter()
+    return Counter(type(node) for node in nodes_below(tensors, most))
+
+
+def nodes_below(tensors: Iterable[Tensor], most: int) -> list[Any]:
+    """The nodes themselves."""
+    found = []
     rest = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen = set(rest)
     while rest and len(seen) < most:
         node = rest.pop()
-        found[type(node)] += 1
+        found.append(node)
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
@@ -230,6 +236,17 @@ behind them are left out."""
 def explicit_padding(convolution: nn.Module) -> list[int] | None:
     """What `F.pad` is given where a convolution does not pad with zeros; None where it does not tell: left out then."""
     return getattr(convolution, "_reversed_padding_repeated_twice", None)
+
+
+def with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """A shallow copy of a module that has these tensors for its parameters; the module itself is as it was.
+
+    `functional_call` would call the module's hooks. Without `_parameters` the copy keeps the module's own: then no norm
+    is recognised by what it computes.
+    """
+    other = copy.copy(module)
+    vars(other)["_parameters"] = {**vars(module)["_parameters"], **tensors}
+    return other
 
 
 # The compiler

@@ -94,12 +94,11 @@ class Image(Step):
         return x + self.layer(x.unflatten(2, (2, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)  # type: ignore[no-any-return]
 
 
-@step(fair=False)
+@step(fair=True)
 class Transposed(Step):
-    """No rule."""
-
     def make(self) -> None:
-        self.layer = nn.ConvTranspose1d(WIDTH, WIDTH, 3, padding=1)
+        groups = 2 if self.choice < 0.3 else 1
+        self.layer = nn.ConvTranspose1d(WIDTH, WIDTH, 3, padding=1, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.transpose(1, 2)).transpose(1, 2)  # type: ignore[no-any-return]
@@ -116,6 +115,19 @@ class Recurrent(Step):
         if self.first:
             return self.layer(x)[0]  # type: ignore[no-any-return]
         return self.layer(x.transpose(0, 1))[0].transpose(0, 1)  # type: ignore[no-any-return]
+
+
+@step(fair=True)
+class Cell(Step):
+    def make(self) -> None:
+        kinds = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+        self.layer = kinds[int(self.choice * len(kinds))](WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: list[Any] = [None]
+        for token in x.unbind(1):
+            states.append(self.layer(token, states[-1]))
+        return torch.stack([s[0] if isinstance(s, tuple) else s for s in states[1:]], 1)
 
 
 @step(fair=True)

@@ -15,7 +15,7 @@ from heeler.sketch import Sketcher
 from heeler.sketch.checks import CHECKS, LOOKS
 
 from .nets import Heard, data, make, oracle
-from .oracle import per_example_gradients, relative_error
+from .oracle import per_example_gradients, projections_of, relative_error
 
 EXACT = pytest.mark.parametrize("exact", [True, False])
 
@@ -89,6 +89,77 @@ def test_weights_that_are_used_elsewhere(how: str, exact: bool) -> None:
     loss = model(x).sin().sum()
     (loss + model.middle(x).square().sum() if how == "outside the model" else loss).backward()
     assert set(sketcher.left_out) == {"middle"}
+
+
+class Language(nn.Module):
+    """Its head's weight is used in chunks, as in the losses of TRL and Liger."""
+
+    def __init__(self, tied: bool, called: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.middle, self.lm_head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)
+        if tied:
+            self.lm_head.weight = self.words.weight
+        self.called = called
+
+    def forward(self, ids: Tensor, per_example: bool = False) -> Tensor:
+        hidden = checkpoint(lambda x: self.middle(x).tanh(), self.words(ids), use_reentrant=False)
+        parts = [chunk @ self.lm_head.weight.t() for chunk in hidden.split(2, 1)]
+        if self.called:
+            parts.append(self.lm_head(hidden))
+        losses = torch.cat(parts, 1).logsumexp(-1).sin().sum(1)
+        return losses if per_example else losses.mean()
+
+
+def columns_of(names: list[str], sketcher: Sketcher) -> list[slice]:
+    """Where these parameters lie in the exact gradient."""
+    found = {
+        f"{layer.name}.{local}": layer.columns_of(local) for layer in sketcher._layers for local in layer.parameters
+    }
+    return [found[name] for name in names]
+
+
+@EXACT
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_head_that_is_never_called_is_left_out_quietly(
+    batch: int, tied: bool, exact: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Language(tied)
+    alone = copy.deepcopy(model)
+    sketcher = sketcher_of(model, exact)
+    head = "words.weight" if tied else "lm_head.weight"
+    for number in range(3):
+        ids = torch.randint(9, (batch, 6))
+        model.zero_grad()
+        model(ids).backward()
+        rows = sketcher.pop()
+        assert set(sketcher.coverage.left_out) == {head}
+        assert "without calling lm_head" in sketcher.coverage.left_out[head]
+        covered = list(sketcher.coverage.covered)
+        truth = per_example_gradients(alone, lambda i, ids=ids: alone(ids[i : i + 1]), batch, covered)  # type: ignore[misc]
+        if exact:
+            rows = torch.cat([rows[:, at] for at in columns_of(covered, sketcher)], 1)
+        elif number == 0:
+            continue  # what taps in a checkpoint gave together is not taken apart
+        assert relative_error(rows, truth if exact else projections_of(truth, sketcher)) < 1e-5
+    assert not caplog.records
+
+
+def test_a_head_that_is_also_called_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = Language(tied=False, called=True)
+    sketcher = sketcher_of(model, True)
+    model(torch.randint(9, (5, 6))).backward()
+    assert set(sketcher.left_out) == {"lm_head"}
+    assert len(caplog.records) == 1
+
+
+def test_where_nothing_else_is_sketched_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = Language(tied=False)
+    sketcher = Sketcher(model, exact=True, layers=lambda name, module: name == "lm_head")
+    model(torch.randint(9, (5, 6))).backward()
+    assert set(sketcher.left_out) == {"lm_head"}
+    assert len(caplog.records) == 1
 
 
 @EXACT
@@ -255,6 +326,34 @@ def test_a_layer_called_in_a_checkpoint_and_outside(use_reentrant: bool, exact: 
     step(model)
     step(model)
     assert set(sketcher.left_out) == {"middle"}
+
+
+@pytest.mark.parametrize("batch", [2, 4, 5])
+def test_a_checkpoint_saves_the_same_both_times_where_a_layer_is_called_in_two_ways(batch: int) -> None:
+    class TwoWays(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def inside(self, x: Tensor) -> Tensor:
+            table = self.layer(torch.eye(4))  # 4 rows, which may be pairs of two examples, or four examples
+            out: Tensor = self.layer(x).tanh() @ table
+            return out
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(self.inside, x, use_reentrant=False)
+            return out
+
+    torch.manual_seed(0)
+    model, plain = TwoWays(), TwoWays()
+    plain.load_state_dict(model.state_dict())
+    sketcher = Sketcher(model, exact=True)
+    for _ in range(3):
+        x = torch.randn(batch, 3, 4)
+        model(x).sin().sum().backward()
+        plain(x).sin().sum().backward()
+        sketcher.pop()
+    assert torch.allclose(model.layer.weight.grad, plain.layer.weight.grad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

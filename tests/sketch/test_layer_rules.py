@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +14,7 @@ from torch.nn import functional as F
 
 from heeler.sketch import LayerRule, MatrixSpec, Sketcher, register
 
-from .oracle import per_example_gradients, relative_error
+from .oracle import per_example_gradients, projections_of, relative_error
 
 BATCH = 5
 
@@ -17,7 +22,7 @@ BATCH = 5
 def check(
     model: nn.Module, x: Tensor, batch_dim: int = 0, names: list[str] | None = None, **options: object
 ) -> Sketcher:
-    """Exact sketches of a mean loss equal the single examples' gradients."""
+    """Exact sketches of a mean loss equal the single examples' gradients, and projected ones their projections."""
     torch.manual_seed(1)
     batch = x.shape[batch_dim]
 
@@ -35,6 +40,12 @@ def check(
     assert sketches.dtype == torch.float32
     assert sketches.shape == oracle.shape == (batch, sketcher.dim)
     assert relative_error(sketches, oracle) < 1e-5
+    sketcher.detach()
+    projected = Sketcher(model, dim=4, batch_dim=batch_dim, layers="all", **options)  # type: ignore[arg-type]
+    losses(x).mean().backward()
+    sketches = projected.pop()
+    assert relative_error(sketches, projections_of(oracle, projected)) < 1e-5
+    projected.detach()
     return sketcher
 
 
@@ -44,11 +55,11 @@ def test_linear(leading: tuple[int, ...], bias: bool) -> None:
     check(nn.Linear(4, 3, bias=bias), torch.randn(BATCH, *leading, 4))
 
 
-def test_linear_with_frozen_weight_or_bias() -> None:
-    for frozen in ("weight", "bias"):
-        layer = nn.Linear(4, 3)
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_a_frozen_weight_or_bias(frozen: str) -> None:
+    for layer, shape in ((nn.Linear(4, 3), (4,)), (nn.ConvTranspose1d(4, 3, 3), (4, 5))):
         getattr(layer, frozen).requires_grad_(False)
-        sketcher = check(layer, torch.randn(BATCH, 4))
+        sketcher = check(layer, torch.randn(BATCH, *shape))
         assert frozen not in sketcher.coverage.covered
 
 
@@ -69,10 +80,75 @@ def test_convolutions(dims: int, options: dict[str, object]) -> None:
     check(layer, torch.randn(BATCH, 4, *[6] * dims))
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2, "padding": 1, "output_padding": 1},
+        {"stride": 3, "dilation": 2, "output_padding": 2},
+        {"groups": 2, "padding": 1},
+        {"groups": 4, "bias": False},
+    ],
+)
+def test_transposed_convolutions(dims: int, options: dict[str, object]) -> None:
+    layer = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dims - 1](4, 8, 3, **options)  # type: ignore[arg-type]
+    check(layer, torch.randn(BATCH, 4, *[4] * dims))
+
+
+def test_a_transposed_convolution_padded_by_more_than_its_stride_is_left_out() -> None:
+    layer = nn.ConvTranspose1d(4, 8, 3, dilation=2, output_padding=1)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(8 * 9, 2))
+    sketcher = Sketcher(model, exact=True)
+    model(torch.randn(BATCH, 4, 4)).sum().backward()
+    sketcher.pop()
+    assert "a stride or more" in sketcher.coverage.left_out["0.weight"]
+    assert "2.weight" in sketcher.coverage.covered
+
+
 @pytest.mark.parametrize("padding_idx", [None, 2])
 @pytest.mark.parametrize("shape", [(BATCH,), (BATCH, 4)])
 def test_embedding(padding_idx: int | None, shape: tuple[int, ...]) -> None:
     check(nn.Embedding(7, 3, padding_idx=padding_idx), torch.randint(7, shape))
+
+
+@pytest.mark.parametrize("padding_idx", [None, 2])
+@pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
+@pytest.mark.parametrize("features", [1, 3])
+def test_embedding_bag(padding_idx: int | None, mode: str, features: int) -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            kind = "sum" if mode == "weighted" else mode
+            self.inner = nn.EmbeddingBag(7, 3, mode=kind, padding_idx=padding_idx)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            bags = ids.view(-1, 4)
+            out: Tensor = self.inner(bags, per_sample_weights=(bags + 0.5).sin() if mode == "weighted" else None)
+            return out.view(len(ids), -1)
+
+    check(Bags(), torch.randint(7, (BATCH, features * 4)))
+
+
+@pytest.mark.parametrize("why", ["max", "offsets"])
+def test_bags_that_cannot_be_taken_apart_are_left_out(why: str) -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(7, 3, mode="max" if why == "max" else "sum")
+            self.plain = nn.Linear(3, 2)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            offsets = torch.arange(len(ids)) * ids.shape[1]
+            out = self.bag(ids) if why == "max" else self.bag(ids.flatten(), offsets)
+            return self.plain(out)  # type: ignore[no-any-return]
+
+    model, ids = Bags(), torch.randint(7, (BATCH, 4))
+    sketcher = Sketcher(model, exact=True)
+    model(ids).sin().sum().backward()
+    sketcher.pop()
+    assert "bag.weight" in sketcher.coverage.left_out
+    assert set(sketcher.coverage.covered) == {"plain.weight", "plain.bias"}
 
 
 @pytest.mark.parametrize(
@@ -165,6 +241,27 @@ def test_recurrent(kind: type[nn.Module], options: dict[str, object], read: str)
 
     batch_first = bool(options.get("batch_first"))
     check(Recurrent(), torch.randn((BATCH, 6, 3) if batch_first else (6, BATCH, 3)), batch_dim=0 if batch_first else 1)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell, partial(nn.RNNCell, nonlinearity="relu")])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("read", ["every state", "the last state", "every token alone"])
+def test_recurrent_cells(kind: Callable[..., nn.Module], bias: bool, read: str) -> None:
+    class Unrolled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = kind(3, 4, bias=bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            states: list[Any] = [None]
+            for step in [x.flatten(0, 1)] * 2 if read == "every token alone" else x.unbind(1):
+                states.append(self.cell(step, hx=states[-1]))
+            if read == "the last state":  # of an LSTM with the memory, which no output shows
+                return torch.cat(states[-1], 1) if isinstance(states[-1], tuple) else states[-1]
+            out = torch.stack([s[0] if isinstance(s, tuple) else s for s in states[1:]], 1)
+            return out.unflatten(0, (len(x), -1)) if read == "every token alone" else out
+
+    check(Unrolled(), torch.randn(BATCH, 3, 3))
 
 
 def test_recurrent_dropout_is_left_out_with_a_reason() -> None:
@@ -324,6 +421,43 @@ def test_users_can_add_a_rule() -> None:
         pass
 
     check(nn.Sequential(Subclass(), nn.Linear(3, 2)), torch.randn(BATCH, 4))
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_a_rule_for_a_layer_that_is_given_a_mapping(kind: type) -> None:
+    class Field(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, batch: Any) -> Tensor:
+            out: Tensor = batch["x"] @ self.weight.t()
+            return out
+
+    @register(Field)
+    class FieldRule(LayerRule):
+        def declare(self, module: nn.Module) -> None:
+            self.matrices = [MatrixSpec("weight", None, 3, 4)]
+
+        def rows(self, call):  # type: ignore[no-untyped-def]
+            return call.split(call.args[0]["x"].detach())
+
+        def keep(self, layer, call):  # type: ignore[no-untyped-def]
+            return (layer.matrices[0].input(self.rows(call)),)
+
+        def sketch(self, layer, examples, grads, xp):  # type: ignore[no-untyped-def]
+            return layer.matrices[0].sketch(examples, examples.split(grads[0]), xp)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.field = nn.Linear(4, 4), Field()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.field(kind({"x": self.first(x).tanh()}))
+            return out
+
+    check(Model(), torch.randn(BATCH, 3, 4))
 
 
 def test_positions_shared_by_the_batch_are_reported_not_guessed() -> None:

@@ -16,6 +16,7 @@ from heeler.notices import warn
 from heeler.sketch.checksum import Checksum, Outcome
 from heeler.sketch.passes import Nobody, Pass, SketchListener
 from heeler.sketch.sketched_layer import SketchedLayer, leave_out
+from heeler.sketch.survey import tied_groups
 
 CHECKS = 2
 """Backwards at the start of the first sketched epoch of which it is looked whether their parts add up."""
@@ -23,6 +24,7 @@ NOT_ALL = (
     "the examples' parts do not add up to its gradient, so a part of it does not come through the layer's own calls (a "
     "forward of its own, a weight used without its layer, a hook, a second derivative, or a loss outside the model)"
 )
+NOT_CALLED = "its weight is used without calling %s, so no hook sees that part of the gradient"
 LAYER_LEFT_OUT = "a layer was left out while it was under way"
 LOOKS = 10
 """Backwards at most, where some prove nothing: infinities, or a forward that was not sketched on purpose."""
@@ -128,7 +130,7 @@ class Checks:
         elif again:
             self._strikes = 1  # a forward of before may be in it: look again before a layer is left out
         elif bad:
-            leave_out([layer for layer in self.layers if layer.name in bad], NOT_ALL)
+            self._leave_out([layer for layer in self.layers if layer.name in bad and not layer.broken])
             self.left_out()
         elif outcome.proven and not tainted:
             if self._strikes and self._late:  # there may be others that nobody looked at
@@ -147,6 +149,17 @@ class Checks:
         done = self._checks_left <= 0 or self._looks_left <= 0
         if done or (bad and not drops) or once:
             self.close()  # after layers were left out, its groups are others
+
+    def _leave_out(self, bad: list[SketchedLayer]) -> None:
+        """Quietly if a layer was never called: chunked losses use only a head's weight, and nothing is wrong there."""
+        heard = set() if self.check is None else self.check.heard
+        called = [layer for layer in self.layers if layer.layout is not None or id(layer) in heard]
+        for group in tied_groups(bad):
+            idle = [layer.name for layer in group if called and layer not in called]
+            if idle and any(not layer.broken and layer not in bad for layer in self.layers):
+                for layer in group:
+                    layer.miss(NOT_CALLED % idle[0], broken=True)
+        leave_out(bad, NOT_ALL)
 
     def _say_once(self) -> None:
         if not self._said:

@@ -63,6 +63,8 @@ class Checksum:
         self._group_of = {id(layer): number for number, group in enumerate(self._groups) for layer in group}
         self._exact, self._settled, self._is_tainted = exact, settled, is_tainted
         self._in_half = False
+        self.heard: set[int] = set()
+        """The ids of layers that gave a part."""
         self._tasks: dict[int, _Task] = {}
         self._handles: list[Any] = []
         self._nodes: list[Any] = []  # autograd holds them weakly
@@ -86,10 +88,12 @@ class Checksum:
 
     def add(self, owner: Pass, layer: SketchedLayer, part: Tensor) -> None:
         """Hold a layer's part of a pass back, (B, K)."""
+        self.heard.add(id(layer))
         self.task().parts.append((owner, self._group_of[id(layer)], part.float()))
 
     def note(self, layer: SketchedLayer, part: Tensor) -> None:
         """What a tap is about to give to its pass's leaf, (B, K): only to tell the layers' parts of it apart."""
+        self.heard.add(id(layer))
         if id(layer) in self._group_of:
             self.task().noted.append((self._group_of[id(layer)], part.float()))
 

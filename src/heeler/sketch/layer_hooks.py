@@ -42,6 +42,7 @@ from heeler.torch_private import (
     node_of,
     run_as_it_is,
     saving_hooks,
+    source_of,
     transform,
     version,
 )
@@ -78,7 +79,7 @@ class LayerHook(ModelHook):
             return None
         in_forward = on_node = recorder.running and recorder.eager.thread == get_ident()
         if rows.recording is not None and in_forward:
-            rows.see(layer, args, kwargs)
+            rows.see(layer, args, kwargs, output)
         if not is_grad_enabled():
             if in_forward:
                 slot.replay()  # a reentrant checkpoint runs its forward without gradients first
@@ -89,9 +90,10 @@ class LayerHook(ModelHook):
             slot.replay()
             on_node = False
             if not in_forward:
-                if id(layer) not in slot.recomputed:
+                layouts, shape = slot.recomputed.get(id(layer), {}), _shape(args, kwargs)
+                if shape not in layouts:
                     return None
-                return self._tap(slot, Call(args, kwargs, output, slot.examples.under(slot.recomputed[id(layer)])))
+                return self._tap(slot, Call(args, kwargs, output, slot.examples.under(layouts[shape])))
         if layer.broken:
             return None
         if layer.layout is None and rows.tests and rows.recording is None:
@@ -151,17 +153,32 @@ class LayerHook(ModelHook):
         else:
             kept = self._keep(slot, Call(args, kwargs, output, slot.examples.under(layer.layout)))
         if kept is None:
-            self._miss(slot)
+            self._failed(slot)
             return
         node.register_prehook(_NodeHook(recorder, slot.owner, layer, matrix, kept, number, shape, layer.layout))
 
-    def _miss(self, slot: Slot) -> None:
-        """A call's input cannot be kept: the rule failed, or the examples lie in another way than they did."""
-        checks = self.recorder.checks
+    def _failed(self, slot: Slot) -> None:
+        """Nothing was kept of a call."""
         if self.layer.broken:
-            checks.spoil(slot.owner)
-        else:
-            self.recorder.rows.meet_untested(self.layer, slot.owner)
+            self.recorder.checks.spoil(slot.owner)
+
+    def _miss(self, owner: Pass, output: Any, reason: str) -> None:
+        """Examples cannot be found in a call. That matters if a gradient comes through it.
+
+        reason: to leave the layer out; empty where the examples may lie in another way than they did.
+        """
+
+        def reached(grads: tuple[Tensor | None, ...]) -> None:
+            if any(g is not None for g in grads):
+                if reason:
+                    self.layer.leave_out(reason)
+                if self.layer.broken:
+                    self.recorder.checks.spoil(owner)
+                else:
+                    self.recorder.rows.meet_untested(self.layer, owner)
+
+        for node in {source_of(tensor) for tensor in _flat(output)} - {None}:
+            node.register_prehook(reached)
 
     def _tap(self, slot: Slot, call: Call) -> Any:
         """The output with a `Tap` on it; None where it cannot be sketched."""
@@ -176,9 +193,9 @@ class LayerHook(ModelHook):
             examples = Examples(examples.batch, examples.batch_dim, examples.shapes, examples.layout, note_tap=note_tap)
         kept = self._keep(slot, call)
         if kept is None:
-            return None if compiling else self._miss(slot)
+            return None if compiling else self._failed(slot)
         if slot.replayed:
-            slot.recomputed[id(self.layer)] = examples.layout
+            slot.recomputed.setdefault(id(self.layer), {}).setdefault(_shape(call.args, call.kwargs), examples.layout)
         passes: Passes = recorder.compiled if compiling else recorder.eager
         leaf = passes.leaf(slot)
         if leaf.shape[0] != examples.batch:
@@ -209,8 +226,9 @@ class LayerHook(ModelHook):
         except NoBatchDimension as problem:
             if compiling:
                 layer.miss(str(problem), layer.broken)
-            elif layer.layout is None or not _may_lie(call):
-                layer.leave_out(str(problem))
+            else:
+                known = layer.layout is not None and _may_lie(call)
+                self._miss(slot.owner, call.output, "" if known else str(problem))
         except Exception as error:
             if compiling:  # not an operator's: the compiler raises those itself, naming the rule's line
                 layer.miss(f"its rule failed: {error}", broken=True)
@@ -283,6 +301,11 @@ def _may_lie(call: Call) -> bool:
         return bool(row_layouts(call.input.shape, call.batch))
     except NoBatchDimension:  # it is no tensor
         return False
+
+
+def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
+    """Of the first argument."""
+    return getattr(args[0] if args else next(iter(kwargs.values()), None), "shape", None)
 
 
 def _is_flat(x: Any, batch: int) -> bool:

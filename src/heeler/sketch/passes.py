@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from heeler.sketch.examples import Examples, RowLayout
@@ -103,8 +104,9 @@ class Slot:
         self.leaf, self.owner, self.examples, self.ignored = leaf, owner, owner.examples, ignored
         self.replayed = False
         """A checkpoint will run parts of this forward again in backward."""
-        self.recomputed: dict[int, RowLayout | None] = {}
-        """Layers, by id, that have a tap in such a part, and how their input lay."""
+        self.recomputed: dict[int, dict[torch.Size | None, RowLayout | None]] = {}
+        """Layers, by id, that have a tap in such a part, and how their inputs lay, by shape: a checkpoint must save the
+        same both times, also where a layer is called in several ways."""
         self.autocast: str | None = None
         """The device type for which autocast was on as the forward began."""
         self.stream: int | None = None

@@ -14,7 +14,7 @@ other inputs: no hook, metric, generator, collective or optimizer of the user's 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -125,11 +125,19 @@ class Recording(DispatchMode):
         self._operations.append(_Operation(function, refs[0], refs[1], results, seeded))
         return result
 
-    def note(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A layer was called with these: `replay` gives its key, and what they are there."""
+    def note(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], source: Any = None) -> None:
+        """A layer was called with these: `replay` gives its key, and what they are there. source: its output's node."""
         if not self._over:
             here = self._notes.setdefault(len(self._operations), [])
-            here.append((key, *_mapped((args, kwargs), self._ref)))
+            here.append((key, *_mapped((args, kwargs), self._ref), source))
+
+    def calls(self) -> list[tuple[Any, Any]]:
+        """The key and the source of every noted call."""
+        return [(note[0], note[3]) for notes in self._notes.values() for note in notes]
+
+    def drop(self, sources: set[Any]) -> None:
+        """Leave the calls with these sources out of replays."""
+        self._notes = {at: [note for note in notes if note[3] not in sources] for at, notes in self._notes.items()}
 
     def _ref(self, tensor: Tensor) -> _Ref:
         known = self._numbers.get(id(tensor))
@@ -225,7 +233,7 @@ class Recording(DispatchMode):
             return values[number]
 
         def noted(position: int) -> Iterator[Call]:
-            for key, args, kwargs in self._notes.get(position, ()):
+            for key, args, kwargs, _ in self._notes.get(position, ()):
                 try:
                     yield key, *_mapped((args, kwargs), value, _Ref)
                 except _NoResult:
@@ -334,7 +342,7 @@ def _viewed(function: Any, x: Tensor, size: list[int]) -> Tensor:
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
-    """The tree with everything of this kind changed."""
+    """The tree with everything of this kind changed; mappings as dicts."""
     if isinstance(tree, kind):
         return change(tree)
     if isinstance(tree, dict):
@@ -345,6 +353,8 @@ def _mapped(tree: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any
         return _Named(type(tree), [_mapped(item, change, kind) for item in tree])
     if isinstance(tree, _Named):
         return tree.kind(*[_mapped(item, change, kind) for item in tree.items])
+    if isinstance(tree, Mapping):  # asked last: this takes longer than all before it
+        return _mapped(dict(tree), change, kind)
     return tree
 
 

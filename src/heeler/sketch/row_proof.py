@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from heeler.sketch import compiled
+from heeler.sketch.aside import set_aside
 from heeler.sketch.checks import Checks, is_sharded
 from heeler.sketch.computation import Computation, computation_of
 from heeler.sketch.effects import effects_of
@@ -25,7 +26,7 @@ from heeler.sketch.recording import Recording
 from heeler.sketch.rerun import rerun
 from heeler.sketch.row_ownership import RowOwnershipTest
 from heeler.sketch.sketched_layer import SketchedLayer, leave_out
-from heeler.torch_private import is_called_by_compiled_code, is_compiled, run_eagerly, storage_of
+from heeler.torch_private import is_called_by_compiled_code, is_compiled, run_eagerly, source_of, storage_of
 
 TESTS = 8
 """Tests of whose rows the layers see, where not all are called in every forward."""
@@ -64,6 +65,8 @@ class RowProof:
         self._computations: set[Computation] = set()
         self._given_up: set[Computation] = set()
         self._awaited: dict[Computation, int] = {}
+        self._needed: set[int] = set()
+        """Ids of layers of which no call is set aside."""
 
     @property
     def is_pending(self) -> bool:
@@ -107,10 +110,11 @@ class RowProof:
             self._stance.__enter__()
             self.recording.__enter__()
 
-    def see(self, layer: SketchedLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def see(self, layer: SketchedLayer, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A layer was called."""
         if self.recording is not None and get_ident() == self._thread:
-            self.recording.note(layer, args, kwargs)
+            source = next((source_of(tensor) for tensor in tensors_in(output) if tensor.requires_grad), None)
+            self.recording.note(layer, args, kwargs, source)
 
     def defer(self, register: Callable[[], None]) -> None:
         """Have this called at the forward's end, when it is known how the layer's input lies."""
@@ -142,6 +146,7 @@ class RowProof:
             return
         if owner.examples.batch < 2:
             return
+        outputs = list(outputs)
         computation = computation_of(outputs)
         is_new = computation not in self._computations
         if test is None or recording is None or model is None:
@@ -149,6 +154,7 @@ class RowProof:
                 self._meet(computation, owner)
             return
         if self._due or is_new or deferred or guessed:
+            set_aside(recording, outputs, self._needed, lambda layer: self._reach(layer, owner))
             self._replay(test, recording, model)
             if is_new and len(self._computations) < COMPUTATIONS:
                 self._computations.add(computation)
@@ -162,6 +168,11 @@ class RowProof:
             owner.spoil("how its layers hold the examples was not known before its end. It is known from now on")
         for register in deferred:
             register()
+
+    def _reach(self, layer: SketchedLayer, owner: Pass) -> None:
+        """A gradient comes through a call that was set aside."""
+        self._needed.add(id(layer))
+        self.meet_untested(layer, owner)
 
     def _replay(self, test: RowOwnershipTest, recording: Recording, model: nn.Module) -> None:
         full, can_tell = self._unknown, self._can_tell

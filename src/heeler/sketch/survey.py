@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from heeler.sketch.layer_rules import LeftOut, find_rule
+from heeler.sketch.layer_rules import LeftOut, find_rule, found_norm
 from heeler.sketch.layer_rules.embedding import EmbeddingRule
-from heeler.sketch.layer_rules.norm import LastDimensions
+from heeler.sketch.layer_rules.norm import LastDimensions, LayerNormRule
 from heeler.sketch.matrices import ExactMatrix, ExactVector, Matrix, MatrixSpec, Vector
 from heeler.sketch.sketched_layer import SketchedLayer
 
@@ -61,6 +61,8 @@ def survey(model: nn.Module) -> Survey:
     claimed: set[int] = set()
     for full_name, module in model.named_modules():
         rule_class = find_rule(module)
+        if rule_class in (None, LayerNormRule):  # LayerNorm2d is often a subclass with a forward of its own
+            rule_class = found_norm(module) or rule_class
         if rule_class is None or id(module) in claimed:
             continue
         own = {clean_name(n): p for n, p in module.named_parameters() if p.requires_grad}

@@ -1,4 +1,7 @@
-"""Embeddings: y_t = W[id_t], so G = Σ_t e(id_t) g_tᵀ: the one-hot side is a look-up in a table of random rows."""
+"""Embeddings: y_t = W[id_t], so G = Σ_t e(id_t) g_tᵀ: the one-hot side is a look-up in a table of random rows.
+
+A bag's y = Σ_t w_t W[id_t] has one g, so its one-hot side is the same bag of random rows.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,31 @@ class EmbeddingRule(LayerRule):
         if g is None:
             raise ValueError("an embedding's output got no gradient")
         g = examples.split(g)
-        return matrix.sketch(examples, g.unsqueeze(1) if g.ndim == 2 else g, kept[0])
+        return matrix.sketch(examples, g.unsqueeze(1) if g.ndim < kept[0].ndim else g, kept[0])
 
     def cost(self, module: Any, k: float) -> Cost:
         n = module.embedding_dim
         return Cost(n, 3 * n, k * n, n + k)
+
+
+@register(nn.EmbeddingBag)
+class EmbeddingBagRule(EmbeddingRule):
+    def declare(self, module: Any) -> None:
+        if module.mode == "max":
+            raise LeftOut('mode="max" takes each entry from another id')
+        super().declare(module)
+        self.mode = module.mode
+
+    def rows(self, call: Call) -> Tensor:
+        if call.input.ndim != 2:
+            raise NoBatchDimension("bags that are told by offsets, not by the rows of a matrix")
+        return super().rows(call)
+
+    def keep(self, layer: SketchedLayer, call: Call) -> tuple[Tensor, ...]:
+        self.rows(call)  # says now, not in backward, if the examples cannot be found
+        table, weights = layer.matrices[0].input_filter(layer.like), call.argument(2, "per_sample_weights")
+        weights = None if weights is None else weights.detach().to(table.dtype)
+        bags = F.embedding_bag(
+            call.input, table, mode=self.mode, per_sample_weights=weights, padding_idx=self.padding_idx
+        )
+        return (call.split(bags),)

@@ -22,11 +22,12 @@ class NormRule(LayerRule):
     """`normalise` gives x̂, shaped like x; the parameters lie along the last dimensions or along dimension 1."""
 
     over_images: ClassVar[bool] = False
+    gain, shift = "weight", "bias"
 
     def declare(self, module: Any) -> None:
         self.vectors = {
             name: getattr(module, name).numel()
-            for name in ("weight", "bias")
+            for name in (self.gain, self.shift)
             if getattr(module, name, None) is not None
         }
         if not self.vectors:
@@ -52,11 +53,11 @@ class NormRule(LayerRule):
             raise ValueError("a norm's output got no gradient")
         g = grads[0] if grads[0].dtype == torch.float64 else grads[0].float()
         parts = []
-        if "weight" in layer.vectors:
+        if self.gain in layer.vectors:
             weighted = g * self.normalise(kept[0].to(g.dtype), *kept[1:])
-            parts.append(layer.vectors["weight"].write(self.by_feature(examples, weighted).sum(1)))
-        if "bias" in layer.vectors:
-            parts.append(layer.vectors["bias"].write(self.by_feature(examples, g).sum(1)))
+            parts.append(layer.vectors[self.gain].write(self.by_feature(examples, weighted).sum(1)))
+        if self.shift in layer.vectors:
+            parts.append(layer.vectors[self.shift].write(self.by_feature(examples, g).sum(1)))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     def cost(self, module: Any, k: float) -> Cost:
