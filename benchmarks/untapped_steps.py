@@ -2,6 +2,7 @@
 
     python -m benchmarks.untapped_steps --turns 12
     python -m benchmarks.untapped_steps --turns 12 --compile       # the model is compiled
+    python -m benchmarks.untapped_steps --turns 12 --record        # what the record adds, to steps without one
     python -m benchmarks.untapped_steps --solve 19200 850          # steps beside a solve of so many rows by columns
     python -m benchmarks.untapped_steps --solve 19200 850 --threads 2   # PyTorch on as many cores as there are
 
@@ -52,7 +53,7 @@ class Attached(nn.Linear):
 class Loop:
     """A model, its loader, and what a step of it takes."""
 
-    def __init__(self, data: Batches, sampler: Any, *, compile_it: bool = False) -> None:
+    def __init__(self, data: Batches, sampler: Any, *, compile_it: bool = False, record: bool | None = None) -> None:
         torch.manual_seed(0)
         own = isinstance(sampler, heeler.Sampler)
         self.net: Any = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, CLASSES))
@@ -62,7 +63,7 @@ class Loop:
         self.loader = DataLoader(data, BATCH, sampler=sampler, collate_fn=as_it_is)
         self.handle: heeler.Handle | None = None
         if own:
-            self.handle = heeler.attach(self.net, sampler)
+            self.handle = heeler.attach(self.net, sampler, record=record)
 
     def step(self, x: Tensor, y: Tensor) -> None:
         nn.functional.cross_entropy(self.net(x), y).backward()
@@ -94,11 +95,16 @@ def random_data(steps: int) -> Batches:
     return Batches(torch.randn(BATCH * steps, FEATURES), torch.randint(CLASSES, (BATCH * steps,)))
 
 
-def measure(turns: int, steps: int, *, compile_it: bool) -> dict[str, Any]:
-    """Plain times and differences of `turns` epochs without sketches, of `steps` steps each."""
+def measure(turns: int, steps: int, *, compile_it: bool, record: bool) -> dict[str, Any]:
+    """Plain times and differences of `turns` epochs without sketches, of `steps` steps each.
+
+    record: "plain" is an attached model without a record.
+    """
     data = random_data(steps)
     plain = Loop(data, RandomSampler(data), compile_it=compile_it)
-    attached = Loop(data, heeler.Sampler(data, batch_size=BATCH), compile_it=compile_it)
+    if record:
+        plain = Loop(data, heeler.Sampler(data, batch_size=BATCH), compile_it=compile_it, record=False)
+    attached = Loop(data, heeler.Sampler(data, batch_size=BATCH), compile_it=compile_it, record=record or None)
     assert attached.handle is not None
     found: list[dict[str, dict[str, float]]] = []
     while len(found) < turns:
@@ -151,6 +157,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--steps", type=int, default=300, help="per turn, more than 5")
     parser.add_argument("--compile", action="store_true", help="the model is compiled")
+    parser.add_argument("--record", action="store_true", help="with a record, over attached models without one")
     parser.add_argument("--solve", type=int, nargs=2, metavar=("ROWS", "COLUMNS"), help="steps beside a solve instead")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
     options = parser.parse_args()
@@ -158,7 +165,7 @@ def main() -> None:
     if options.solve:
         found = measure_beside_solve(options.turns, *options.solve)
     else:
-        found = measure(options.turns, options.steps, compile_it=options.compile)
+        found = measure(options.turns, options.steps, compile_it=options.compile, record=options.record)
     print(json.dumps(found, indent=1))
 
 

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import heeler
+from heeler.ordering import findings
 from heeler.ordering.findings import RECENT, Spike, find_spikes, scores
 from heeler.ordering.record import Passes, Record
+from heeler.ordering.run_record import RunRecord
 from tests.ordering.test_record import CLASSES, Run
 
 
@@ -165,3 +167,28 @@ def test_steps_go_on_with_another_handle() -> None:
     run.handle = heeler.attach(run.model, run.sampler, record=True)
     run.epochs(2)
     run.check()
+
+
+@pytest.mark.parametrize("steps", [0, 10, 64, 65, 130, 700])
+def test_spikes_are_those_of_the_plain_definition(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "BLOCK", 50)
+    series = np.random.default_rng(steps).lognormal(0, 1.3, steps).astype(np.float32)
+    expected = []
+    for place in range(RECENT, steps):
+        before = series[place - RECENT : place]
+        median = np.median(before)
+        spread = np.median(np.abs(before - median))
+        if series[place] > max(findings.FAR * median, median + findings.SPREADS * spread):
+            expected.append(place)
+    each = Passes(np.arange(steps), np.zeros(steps, np.int64), series)
+    found, _ = find_spikes(0, each, np.zeros(1, np.float32), np.empty(0, np.float32))
+    assert [spike.step for spike in found] == expected
+
+
+def test_no_sketch_is_held_by_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[np.ndarray] = []
+    add = RunRecord.add
+    monkeypatch.setattr(RunRecord, "add", lambda self, *rows: (held.append(rows[2]), add(self, *rows))[1])
+    Run(order="herd").epochs(1)
+    assert len(held) > 3
+    assert all(norms.base is None for norms in held)

@@ -204,7 +204,7 @@ class Attribution:
             return self._sums.spoil(*known)
         indices, vectors = _distinct(known.indices, known.vectors)
         if self._note is not None:
-            self._note(known.window, indices, vectors[:, -1])
+            self._note(known.window, indices, vectors[:, -1].copy())  # a view would hold the sketches
             vectors = np.ascontiguousarray(vectors[:, :-1])
         rows = self._sums.add(known.progress, known.window, indices, vectors)
         if self._sums.lost:

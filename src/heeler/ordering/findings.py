@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
 from heeler.herding.validate import IntArray, as_numpy
@@ -18,6 +19,8 @@ FAR, SPREADS = 1.5, 8.0
 """A spike is so many times the median of these, and so many of their median deviations above it."""
 BOUND = 1.0000005 * 2**0.5
 """Of the norms of cross-entropy, and a little more than float32 rounds to."""
+BLOCK = 4096
+"""Steps that are looked at together."""
 NAMED = 5
 """Examples that are named for a spike."""
 
@@ -189,13 +192,14 @@ def _pull(norms: Floats, *known: Floats) -> NDArray[np.float64]:
 
 
 def _stand_out(series: Floats) -> NDArray[np.bool_]:
-    """(S,) which are far above the RECENT values before them; none before there are half as many."""
+    """(S,) which are far above the RECENT values before them; none before there are as many."""
     found = np.zeros(len(series), bool)
-    for place in range(RECENT // 2, len(series)):
-        before = series[max(0, place - RECENT) : place]
-        value = series[place]
-        if value > FAR * before[-1] or value > FAR * before.min():  # else no median can be passed
-            median = np.median(before)
-            spread = np.median(np.abs(before - median))
-            found[place] = value > FAR * median and value > median + SPREADS * spread
+    for start in range(0, len(series) - RECENT, BLOCK):
+        before = sliding_window_view(series[start : start + BLOCK + RECENT - 1], RECENT)
+        before = before[: len(series) - RECENT - start]
+        value = series[start + RECENT : start + RECENT + len(before)]
+        median = np.median(before, axis=1)
+        spread = np.median(np.abs(before - median[:, None]), axis=1)
+        here = (value > FAR * median) & (value > median + SPREADS * spread)
+        found[start + RECENT : start + RECENT + len(before)] = here
     return found

@@ -84,10 +84,11 @@ class RunRecord:
     def end_epoch(self, epoch: int, progress: Progress) -> None:
         """Take in what the epoch has brought. progress: the iteration that was trained on."""
         passes = self._log.close()
-        found, self._sizes = self._find_spikes(epoch, passes)
-        self._spikes = [*self._spikes, *found][-SPIKES:]
-        self._record.add(epoch, self._placed(passes))
-        self._keep(passes)
+        if len(passes.steps):
+            found, self._sizes = self._find_spikes(epoch, passes)
+            self._spikes = [*self._spikes, *found][-SPIKES:]
+            self._record.add(epoch, self._placed(passes))
+            self._keep(passes)
         turns = self._log.turns
         if progress.forwards:  # that were sketched
             turns, self._tries = progress.proven_turns(), self._tries + 1
