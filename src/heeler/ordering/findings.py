@@ -15,8 +15,9 @@ from heeler.ordering.state import to_numpy
 
 RECENT = 64
 """Steps that a step is compared with."""
-FAR, SPREADS = 1.5, 8.0
-"""A spike is so many times the median of these, and so many of their median deviations above it."""
+FAR, DEVIATIONS = 1.1, 8.0
+"""An example behind a spike pulls so many times as hard as it usually does; and the step stands out by so many median
+deviations from the median of these."""
 BOUND = 1.0000005 * 2**0.5
 """Of the norms of cross-entropy, and a little more than float32 rounds to."""
 BLOCK = 4096
@@ -147,8 +148,8 @@ class Spike:
 
     step: int
     epoch: int
-    ratio: float
-    """How far its first example is above its own mean, over the median of that in recent steps."""
+    deviations: float
+    """How far its first example is above its own mean: median deviations of that in recent steps from their median."""
     examples: tuple[int, ...]
     """Those that stand out most against their own history, first the one that does so most."""
     norms: tuple[float, ...]
@@ -168,16 +169,17 @@ def find_spikes(epoch: int, passes: Passes, mean: Floats, recent: Floats) -> tup
     if not len(numbers):
         return [], recent
     usual = mean[examples]
-    excess = _pull(norms, mean, norms) - _pull(np.nan_to_num(usual), mean, norms)
-    sizes = np.maximum.reduceat(excess, first).astype(np.float32)
-    series = np.concatenate([recent, sizes])
+    before = _pull(np.nan_to_num(usual), mean, norms)
+    excess = _pull(norms, mean, norms) - before
+    series = np.concatenate([recent, np.maximum.reduceat(excess, first).astype(np.float32)])
+    heights = deviations(series)[len(recent) :]
     found = []
-    for place in np.flatnonzero(_stand_out(series)[len(recent) :]).tolist():
+    for place in np.flatnonzero(heights > DEVIATIONS).tolist():
         part = slice(first[place], first[place] + count[place])
         named = np.argsort(-excess[part], kind="stable")[:NAMED]
-        median = float(np.median(series[: len(recent) + place][-RECENT:]))
-        rows = (values[part][named].tolist() for values in (examples, norms, usual))
-        found.append(Spike(int(numbers[place]), epoch, float(sizes[place]) / median, *map(tuple, rows)))
+        if excess[part][named[0]] > (FAR - 1) * before[part][named[0]]:
+            rows = (values[part][named].tolist() for values in (examples, norms, usual))
+            found.append(Spike(int(numbers[place]), epoch, float(heights[place]), *map(tuple, rows)))
     return found, series[-RECENT:]
 
 
@@ -191,15 +193,13 @@ def _pull(norms: Floats, *known: Floats) -> NDArray[np.float64]:
     return -np.log1p(-norms.astype(np.float64) / BOUND) * BOUND if bounded else norms.astype(np.float64)
 
 
-def _stand_out(series: Floats) -> NDArray[np.bool_]:
-    """(S,) which are far above the RECENT values before them; none before there are as many."""
-    found = np.zeros(len(series), bool)
-    for start in range(0, len(series) - RECENT, BLOCK):
-        before = sliding_window_view(series[start : start + BLOCK + RECENT - 1], RECENT)
-        before = before[: len(series) - RECENT - start]
-        value = series[start + RECENT : start + RECENT + len(before)]
+def deviations(series: Floats) -> NDArray[np.float64]:
+    """(S,) median deviations of each value from the median of the RECENT before it; 0 before there are as many."""
+    found = np.zeros(len(series))
+    for start in range(RECENT, len(series), BLOCK):
+        values = series[start : start + BLOCK]
+        before = sliding_window_view(series[start - RECENT : start + len(values) - 1], RECENT)
         median = np.median(before, axis=1)
         spread = np.median(np.abs(before - median[:, None]), axis=1)
-        here = (value > FAR * median) & (value > median + SPREADS * spread)
-        found[start + RECENT : start + RECENT + len(before)] = here
+        found[start : start + len(values)] = (values - median) / np.maximum(spread, np.finfo(np.float32).tiny)
     return found
