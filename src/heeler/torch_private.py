@@ -138,7 +138,7 @@ def graph_nodes(tensors: Iterable[Tensor], most: int) -> Counter[type]:
     Uses `Node.next_functions`, which is documented, and that every kind has a class of its own, which is not. Without:
     all are of one kind, and a model that computes otherwise for some batches is not noticed. most: nodes to look at.
     """
-    return Counter(type(node) for node in nodes_below(tensors, most))
+    return Counter(map(type, nodes_below(tensors, most)))
 
 
 def nodes_below(tensors: Iterable[Tensor], most: int) -> list[Any]:
