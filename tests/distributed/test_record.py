@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import heeler
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import Heard, run_ranks
 
 EXAMPLES, BATCH = 101, 6
 
@@ -158,3 +158,32 @@ def train_with_loss(rank: int) -> Any:
 def test_an_output_that_ddp_copies_is_found() -> None:
     mean, norms = run_ranks(2, train_with_loss)[0]
     np.testing.assert_allclose(mean, norms, rtol=1e-4)
+
+
+def disagree(rank: int) -> str:
+    dataset = made(rank, 1, {})[3].dataset
+    sampler = heeler.Sampler(dataset, batch_size=BATCH, order="random")
+    try:
+        heeler.attach(nn.Linear(4, 3), sampler, record=bool(rank))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_all_keep_a_record_or_none_does() -> None:
+    assert all("attach(record=...)" in said for said in run_ranks(2, disagree))
+
+
+def alone(rank: int) -> tuple[list[str], int]:
+    heard = Heard()
+    dataset = made(rank, 1, {})[3].dataset
+    sampler = heeler.Sampler(dataset, batch_size=BATCH, order="random", exchange_timeout=1.0)
+    handle = heeler.attach(nn.Linear(4, 3), sampler, record=True)
+    if rank == 0:
+        handle.consolidate()
+    return heard.said, int(handle.record.times.sum())
+
+
+def test_a_rank_that_calls_alone_is_told_so() -> None:
+    said, _ = run_ranks(2, alone)[0]
+    assert any("not all of them called consolidate()" in each for each in said)

@@ -31,6 +31,7 @@ from heeler.notices import warn
 from heeler.ordering.attribution import Attribution
 from heeler.ordering.background import BackgroundThread
 from heeler.ordering.distributed.ranks import agree
+from heeler.ordering.distributed.transport import RankFault
 from heeler.ordering.distributed.wire import gathered, united
 from heeler.ordering.epoch import Epoch, Plan
 from heeler.ordering.findings import Spike, Steps
@@ -194,7 +195,7 @@ class Session:
         self.links.open()
         self.planner.open(self.epoch)
         if self.links.workers is not None:
-            agree(self.links.workers, {"the dimensions of a sketch": source.dim})
+            agree(self.links.workers, {"the dimensions of a sketch": source.dim, "attach(record=...)": record})
         self.iterations.note()
         if self.rule.needs_vectors:
             self._adopt_dim(source.dim)
@@ -646,7 +647,10 @@ class Session:
     def consolidate(self) -> None:
         """Bring what all workers have seen to the leader; every rank calls it."""
         self._settle()
-        self.planner.consolidate(self.epoch, self._position(), self._gather_records)
+        try:
+            self.planner.consolidate(self.epoch, self._position(), self._gather_records)
+        except RankFault as fault:
+            warn("the record lacks what other ranks have seen, for not all of them called consolidate(): %s", fault)
 
     def _gather_records(self) -> None:
         """Bring what all workers' records hold to rank 0."""
