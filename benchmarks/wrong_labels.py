@@ -29,6 +29,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
 from pathlib import Path
@@ -148,18 +149,39 @@ def tables(lines: list[dict[str, Any]]) -> str:
     return "\n\n".join([*parts, _times(both)] if both else parts)
 
 
+def short(lines: list[dict[str, Any]], rate: float = 0.1) -> str:
+    """Markdown for the documentation: AUC at one rate, and the paired difference from the mean loss."""
+    methods = [method for method in METHODS if method not in ("mean norm", "mean margin")]
+    rows = [["task", "wrong labels", "seeds", *methods, "heeler − mean loss"]]
+    for case in _cases(lines):
+        if case[2] == rate:
+            own = _of(lines, case)
+            rows.append([case[0], f"{case[1]}, {case[2]:.0%}", str(len(own)), *_means(own, "auc", methods)])
+            rows[-1].append(_shown(*_difference(own, "auc", "heeler")))
+    return _markdown(rows)
+
+
+def _means(lines: list[dict[str, Any]], measure: str, methods: Sequence[str]) -> list[str]:
+    """Over the seeds that have each; how many, where not all have."""
+    found = []
+    for method in methods:
+        values = [line[measure][method] for line in lines if method in line[measure]]
+        some = f" ({len(values)})" if 0 < len(values) < len(lines) else ""
+        found.append(f"{np.mean(values):.4f}{some}" if values else "–")
+    return found
+
+
+def _shown(mean: float, error: float) -> str:
+    return f"{mean:+.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
+
+
 def _table(lines: list[dict[str, Any]], measure: str, title: str) -> str:
     rows = [["task", "wrong labels", "seeds", *METHODS, "heeler − mean loss", "with labels − mean loss"]]
     for case in _cases(lines):
         own = _of(lines, case)
-        row = [case[0], f"{case[1]}, {case[2]:.0%}", str(len(own))]
-        for method in METHODS:
-            values = [line[measure][method] for line in own if method in line[measure]]
-            row.append(f"{np.mean(values):.4f}" if values else "–")
-        for method in METHODS[:2]:
-            mean, error = _difference(own, measure, method)
-            row.append(f"{mean:+.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}"))
-        rows.append(row)
+        differences = [_shown(*_difference(own, measure, method)) for method in METHODS[:2]]
+        shown = [*_means(own, measure, METHODS), *differences]
+        rows.append([case[0], f"{case[1]}, {case[2]:.0%}", str(len(own)), *shown])
     return f"{title}:\n\n{_markdown(rows)}"
 
 

@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
 from heeler.herding.validate import IntArray, as_numpy
-from heeler.ordering.record import Floats, Passes, Record
+from heeler.ordering.record import Floats, Passes, Record, runs_of
 from heeler.ordering.state import to_numpy
 
 RECENT = 64
@@ -100,7 +100,7 @@ class StepList(NamedTuple):
 
     @classmethod
     def of(cls, passes: Passes) -> StepList:
-        numbers, sizes = np.unique(passes.steps, return_counts=True)
+        numbers, _, sizes = runs_of(passes.steps)
         small = passes.examples.max(initial=0) < 2**31
         return cls(numbers, sizes, passes.examples.astype(np.int32 if small else np.int64))
 
@@ -165,7 +165,7 @@ def find_spikes(epoch: int, passes: Passes, mean: Floats, recent: Floats) -> tup
     """
     known = np.isfinite(passes.norms)
     steps, examples, norms = passes.steps[known], passes.examples[known], passes.norms[known]
-    numbers, first, count = np.unique(steps, return_index=True, return_counts=True)
+    numbers, first, count = runs_of(steps)
     if not len(numbers):
         return [], recent
     usual = mean[examples]

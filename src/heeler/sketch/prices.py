@@ -80,7 +80,7 @@ MACHINES = {
         tap=6e-5,
         sketch=4e-4,
         number=5e-9,
-        output=1e-5,
+        output=2e-5,
         overlaps=False,
         fuses=False,
     ),
