@@ -100,7 +100,20 @@ def test_it_is_what_the_loop_did(order: str, examples: int, options: dict[str, A
         run.check()
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("kind", ["shards", "two levels"])
+def test_of_streams_and_of_orders_in_two_levels(kind: str) -> None:
+    run = Run(96, 8, **({"order": heeler.two_levels(block_size=24)} if kind == "two levels" else {}))
+    if kind == "shards":
+        run.handle.detach()
+        parts = [torch.utils.data.Subset(run.dataset, range(start, start + 16)) for start in range(0, 96, 16)]
+        run.dataset = heeler.streams.from_parts(parts)
+        run.sampler = heeler.Sampler(run.dataset, batch_size=8, budget=None)
+        run.handle = heeler.attach(run.model, run.sampler, record=True)
+    run.epochs(4)
+    run.check()
+
+
+@settings(max_examples=15, deadline=None)
 @given(
     examples=st.integers(3, 60),
     batch_size=st.integers(1, 17),
