@@ -9,8 +9,9 @@ then the rows themselves tell, by their hashes. A pass is known only if each of 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from heeler.herding.validate import IntArray
 from heeler.ordering.fingerprint import LEADING, PLACES, Floats, bands_of, dense, keys_in, keys_of, places_of
+from heeler.sketch.rows_per_example import ONE_ROW, RowsPerExample
 from heeler.torch_private import version
 
 TENSORS = 8
@@ -54,13 +56,17 @@ class Match:
 
 
 class HeldTensor:
-    """A tensor of a batch, with a row per example, as it was handed out."""
+    """A tensor of a batch, with a row per example, as it was handed out.
 
-    def __init__(self, tensor: Tensor, keeps: bool) -> None:
+    part: which of a tensor with several rows per example.
+    """
+
+    def __init__(self, whole: Tensor, keeps: bool, part: Callable[[Tensor], Tensor] | None = None) -> None:
+        tensor = whole if part is None else part(whole)
         on_host = tensor.device.type == "cpu"
         # On the host it is kept, to be compared with copies; a GPU's memory is not ours to fill.
         self.kept = tensor if keeps and on_host else None
-        self._ref = weakref.ref(tensor)
+        self._ref, self._part = weakref.ref(whole), part
         self._version = version([tensor])
         self.size, self.dtype = tensor.shape[1:].numel(), tensor.dtype
         self.is_read = keeps and on_host and tensor.numel() > 0 and is_plain(tensor)
@@ -73,7 +79,10 @@ class HeldTensor:
     @property
     def tensor(self) -> Tensor | None:
         """None where it is gone."""
-        return self._ref() if self.kept is None else self.kept
+        if self.kept is not None:
+            return self.kept
+        whole = self._ref()
+        return whole if whole is None or self._part is None else self._part(whole)
 
     @property
     def places(self) -> Floats:
@@ -133,16 +142,26 @@ class HandedOut:
     indices: (n,) in the order of the batch's rows; None where that is not known. start: its place in the epoch.
     """
 
-    def __init__(self, indices: IntArray | None, data: Any, start: int, size: int) -> None:
+    def __init__(
+        self, indices: IntArray | None, data: Any, start: int, size: int, per: RowsPerExample = ONE_ROW
+    ) -> None:
         self.indices, self.start, self.size = indices, start, size
         keeps = torch.is_grad_enabled()  # without gradients a batch is evaluated on: nothing of it is kept
-        found = [t for t in _tensors(data) if t.ndim and len(t) == size][:TENSORS]
-        self.held = [HeldTensor(tensor, keeps) for tensor in found]
+        found = [t for t in _tensors(data) if t.ndim and len(t) in (size, size * per.number)][:TENSORS]
+        self.held = [HeldTensor(t, keeps, part) for t in found for part in _parts(t, size, per)]
 
     @staticmethod
     def lengths(data: Any) -> list[int]:
         """Of all tensors in a batch."""
         return [len(t) for t in _tensors(data) if t.ndim]
+
+
+def _parts(x: Tensor, size: int, per: RowsPerExample) -> list[Callable[[Tensor], Tensor] | None]:
+    """What of a batch's tensor a pass may hold: all of it, or the examples' first rows, their second ones and so on."""
+    if len(x) > size:
+        return [partial(per.part, j=j) for j in range(per.number)]
+    stacked = per.number > 1 and x.ndim > 1 and x.shape[1] == per.number
+    return [None, *(partial(torch.select, dim=1, index=j) for j in range(per.number if stacked else 0))]
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
@@ -196,6 +215,26 @@ def same_rows(look: Look, batches: list[HandedOut]) -> Match | None:
         if found is not None:
             return found
     return _found_by_places(look, known)
+
+
+def agreed(matches: Iterable[Match | None]) -> Match | None:
+    """What the examples' first rows, their second ones and so on say together; None where they contradict."""
+    found: Match | None = None
+    for each in matches:
+        if each is None:
+            return None
+        if found is None:
+            found = each
+            continue
+        mine, theirs = found.indices, each.indices
+        rivals = found.rivals | each.rivals
+        both = (mine != AMBIGUOUS) & (theirs != AMBIGUOUS)
+        one = (mine != AMBIGUOUS) ^ (theirs != AMBIGUOUS)
+        indices = np.where(mine == AMBIGUOUS, theirs, mine)
+        if (mine != theirs)[both].any() or not rivals.issuperset(indices[one].tolist()):
+            return None
+        found = Match(indices, rivals if (indices == AMBIGUOUS).any() else frozenset())
+    return found
 
 
 Form = tuple[IntArray, IntArray]
