@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 import heeler
 from heeler.ordering import attribution
@@ -278,7 +279,139 @@ def test_inputs_that_the_loop_changes_are_counted() -> None:
         assert run.handle.ignored_passes <= 1
 
 
+def test_examples_that_the_loop_reorders_are_recognized() -> None:
+    """Pairs stay together, or rejected texts come first."""
+    for collate in (end_to_end, apart, None):
+        run = Run(collate=collate)
+        for batch in run.loader:
+            order = torch.randperm(len(batch["label"]))
+            rows = model_input(batch, interleaved=False).unflatten(0, (2, -1))[:, order].flatten(0, 1)
+            run.backward({"input": rows, "label": batch["label"][order], "number": batch["number"][order]})
+        run.check()
+        assert run.handle.ignored_passes == 0
+    run = Run(loss=lambda scores, reference, labels: reward(scores.flip(1), reference, labels))
+    run.epochs(change=lambda x: torch.cat(x.chunk(2)[::-1]))
+    run.loss = reward
+    run.check()
+
+
+@layouts
+def test_examples_that_the_collate_function_sorts_are_filed_right(collate: Any, interleaved: bool) -> None:
+    """Known by what the items say of the batch: pairs stay together."""
+    sort = functools.partial(sorted, key=lambda item: float(item["rows"].sum()))
+    own = collate or default_collate
+    for change in (torch.clone, lambda x: x * (1 + 1e-6)):
+        run = Run(examples=160, collate=lambda items: own(sort(items)), interleaved=interleaved)
+        run.epochs(change=change)
+        run.check()
+        assert run.handle.ignored_passes == 0
+
+
+def test_rows_that_several_examples_have_are_told_apart_by_their_pair() -> None:
+    run = Run()
+    run.dataset.rows[:, 1] = run.dataset.rows[0, 1]  # the same rejected text for all
+    run.epochs(change=torch.clone)
+    run.check()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_of_a_compiled_model(in_place: bool) -> None:
+    run = Run()
+    run.handle.detach()
+    run.sampler = heeler.Sampler(run.dataset, batch_size=8, budget=None)
+    plain = run.model
+    if in_place:
+        plain.compile(backend="aot_eager")
+    else:
+        run.model = torch.compile(plain, backend="aot_eager")  # type: ignore[assignment]
+    run.handle = heeler.attach(run.model, run.sampler, layers="all", rows_per_example=2)
+    run.loader = DataLoader(run.dataset, batch_size=8, sampler=run.sampler, collate_fn=end_to_end)
+    run.epochs(2)
+    seen = filed(run.handle)[1]
+    assert seen.all()
+    run.model = plain
+    run.check()
+
+
+def test_a_batch_in_the_second_dimension() -> None:
+    run = Run(rows_per_example=1)
+    run.handle.detach()
+    run.handle = heeler.attach(run.model, run.sampler, layers="all", rows_per_example=2, batch_dim=1)
+    scores = run.scores
+    run.scores = lambda model, rows: scores(lambda x: model(x[None].expand(2, -1, -1)).mean(0), rows)  # type: ignore
+    run.epochs()
+    run.check()
+
+
+class Texts(Dataset[Any]):
+    """Pairs of texts of many lengths."""
+
+    def __init__(self, examples: int) -> None:
+        rng = np.random.default_rng(0)
+        self.pairs = [
+            [torch.from_numpy(rng.integers(1, 30, rng.integers(5, 40))) for _ in "ab"] for _ in range(examples)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, i: int) -> list[Tensor]:
+        return self.pairs[i]
+
+
+def pad_each(items: list[list[Tensor]]) -> dict[str, Tensor]:
+    chosen, rejected = zip(*items, strict=True)
+    pad = nn.utils.rnn.pad_sequence
+    return {"chosen": pad(list(chosen), batch_first=True), "rejected": pad(list(rejected), batch_first=True)}
+
+
+class Scores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(30, 4), nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = (ids > 0)[..., None]
+        out: Tensor = self.head((self.embedding(ids) * mask).sum(1) / mask.sum(1))
+        return out.squeeze(-1)
+
+
+@pytest.mark.parametrize("mix", [False, True])
+def test_texts_that_the_loop_pads_and_joins_are_counted(mix: bool) -> None:
+    data = Texts(96)
+    torch.manual_seed(0)
+    model = Scores()
+    sampler = heeler.Sampler(data, batch_size=8, budget=None)
+    handle = heeler.attach(model, sampler, layers="all", rows_per_example=2)
+    for _ in range(2):
+        for batch in DataLoader(data, batch_size=8, sampler=sampler, collate_fn=pad_each):
+            length = max(each.shape[1] for each in batch.values())
+            rows = [F.pad(each, (0, length - each.shape[1])) for each in batch.values()]
+            order = torch.randperm(8) if mix else torch.arange(8)
+            chosen, rejected = model(torch.cat([rows[0], rows[1][order]])).chunk(2)
+            (-F.logsigmoid(chosen - rejected).mean()).backward()
+            model.zero_grad()
+    rows, seen = filed(handle)
+    assert seen.mean() < 0.1 if mix else seen.all()
+    for i in np.flatnonzero(seen):
+        chosen, rejected = (model(text[None]) for text in data[int(i)])
+        parts = torch.autograd.grad(-F.logsigmoid(chosen - rejected).mean(), list(model.parameters()))
+        truth = torch.cat([part.flatten() for part in parts]).numpy()
+        np.testing.assert_allclose(rows[i], truth, atol=2e-3 * np.abs(truth).max())
+
+
 # Loops that lie
+
+
+def test_a_pass_for_each_half_of_the_pairs_is_left_out() -> None:
+    """Two rows per example were promised, and there is one."""
+    run = Run(examples=160, collate=apart)
+    for batch in run.loader:
+        chosen, rejected = run.model(batch["row0"]), run.model(batch["row1"])
+        (-F.logsigmoid(chosen - rejected).mean()).backward()
+        run.step()
+    assert not filed(run.handle)[1].any()
 
 
 def shuffled(x: Tensor) -> Tensor:

@@ -154,7 +154,8 @@ class Attribution:
             stamp.progress.advance(stamp.handed_out, stamp.handed_out)
             self._ignore(self._why_odd, stamp.progress)
             return
-        sketches = stamp.by_example(sketches)
+        if self._per.number > 1:
+            sketches = stamp.by_example(sketches)
         if stamp.named is not None and len(stamp.named) != len(sketches):
             why = f"a pass had {len(sketches)} rows, but {len(stamp.named)} examples were named for it"
             self._ignore(why, stamp.progress)
@@ -450,7 +451,8 @@ class Attribution:
 
 def _look_at(stamp: Stamp, inputs: Tensor, seen: list[Progress]) -> None:
     """Note what a forward's inputs are: rows of a batch, where they lie in its memory, or else what they look like."""
-    parts = stamp.per.parts(inputs)
+    per = stamp.per
+    parts = [inputs] if per.number == 1 else per.parts(inputs)
     for each in seen:
         recent = each.likely()
         stamp.indices = same_memory(parts[0], recent)
@@ -463,7 +465,8 @@ def _look_at(stamp: Stamp, inputs: Tensor, seen: list[Progress]) -> None:
             return
         stamp.recent += recent
     if seen:
-        stamp.prints = stamp.per.side_by_side(fingerprint(inputs, stamp.is_hashed))
+        prints = fingerprint(inputs, stamp.is_hashed)
+        stamp.prints = prints if per.number == 1 else per.side_by_side(prints)
         stamp.size, stamp.dtype = inputs.numel() // len(inputs), inputs.dtype
 
 

@@ -68,7 +68,7 @@ class Evidence:
     ) -> dict[View, Reading]:
         batches = [batch for batch in recent[:NEAREST] if batch.indices is not None]
         readings: dict[View, Reading] = {}
-        for place in _comparable(look, batches):
+        for place in _comparable(look, batches, padded=self._slots > 1):
             if only is not None and only[1] != place:
                 continue
             held = [(b.indices, b.held[place]) for b in batches if len(b.held) > place and b.indices is not None]
@@ -120,15 +120,18 @@ class Evidence:
         return all(view in readings and self._witnesses[view].tally.fits(*readings[view]) for view in views)
 
 
-def _comparable(look: Look, batches: list[HandedOut]) -> list[int]:
-    """The places of tensors that the input may come from: those with rows of its size, if there are any."""
+def _comparable(look: Look, batches: list[HandedOut], *, padded: bool) -> list[int]:
+    """The places of tensors that the input may come from: those with rows of its size, if there are any.
+
+    padded: or any others, for a loop that joins tensors pads some of them.
+    """
     held = batches[0].held if batches else []
     fit = [
         (each.size == look.size, place)
         for place, each in enumerate(held)
         if each.is_read and each.can_be(look.dtype) and (each.size > 1 or look.size == 1)
     ]
-    same = any(exact for exact, _ in fit)
+    same = not padded and any(exact for exact, _ in fit)
     return [place for exact, place in fit if exact or not same]
 
 

@@ -148,7 +148,10 @@ class HandedOut:
         self.indices, self.start, self.size = indices, start, size
         keeps = torch.is_grad_enabled()  # without gradients a batch is evaluated on: nothing of it is kept
         found = [t for t in _tensors(data) if t.ndim and len(t) in (size, size * per.number)][:TENSORS]
-        self.held = [HeldTensor(t, keeps, part) for t in found for part in _parts(t, size, per)]
+        if per.number == 1:
+            self.held = [HeldTensor(tensor, keeps) for tensor in found]
+        else:
+            self.held = [HeldTensor(t, keeps, part) for t in found for part in _parts(t, size, per)]
 
     @staticmethod
     def lengths(data: Any) -> list[int]:
@@ -160,7 +163,7 @@ def _parts(x: Tensor, size: int, per: RowsPerExample) -> list[Callable[[Tensor],
     """What of a batch's tensor a pass may hold: all of it, or the examples' first rows, their second ones and so on."""
     if len(x) > size:
         return [partial(per.part, j=j) for j in range(per.number)]
-    stacked = per.number > 1 and x.ndim > 1 and x.shape[1] == per.number
+    stacked = x.ndim > 1 and x.shape[1] == per.number
     return [None, *(partial(torch.select, dim=1, index=j) for j in range(per.number if stacked else 0))]
 
 

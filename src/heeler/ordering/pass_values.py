@@ -53,7 +53,7 @@ class Stamp(Noted):
     def by_example(self, sketches: Tensor) -> Tensor:
         """(B, K) of (k·B, K): sums. Where the loss is a mean, each row comes multiplied by k·B, and shall be by B."""
         total = self.per.summed(sketches)
-        return total / self.per.number if self.is_mean and self.per.number > 1 else total
+        return total / self.per.number if self.is_mean else total
 
     def with_norms(self, sketches: Tensor) -> Tensor:
         """(B, K + 1): sketches, and behind each the norm, in the same scale; -1 where there is none."""

@@ -25,7 +25,8 @@ class Noted:
 
     def add_norms(self, norms: Tensor) -> None:
         """norms: (k·B,), of rows."""
-        norms = self.per.norms(norms)
+        if self.per.number > 1:
+            norms = self.per.norms(norms)
         self.norms = norms if self.norms is None else self.norms + norms
 
 

@@ -44,19 +44,19 @@ class RowsPerExample(NamedTuple):
 
     def parts(self, x: Tensor) -> list[Tensor]:
         """All of them."""
-        return [x] if self.number == 1 else [self.part(x, j) for j in range(self.number)]
+        return [self.part(x, j) for j in range(self.number)]
 
     def summed(self, x: Tensor) -> Tensor:
         """(k·B, ...) → (B, ...): sums over an example's rows."""
-        return x if self.number == 1 else self.by_example(x).sum(1)
+        return self.by_example(x).sum(1)
 
     def norms(self, norms: Tensor) -> Tensor:
         """(k·B,) norms of rows → (B,) the norm of an example's rows together."""
-        return norms if self.number == 1 else torch.linalg.vector_norm(self.by_example(norms), dim=1)
+        return torch.linalg.vector_norm(self.by_example(norms), dim=1)
 
     def side_by_side(self, x: Tensor) -> Tensor:
         """(k·B, n) → (B, k·n)."""
-        return x if self.number == 1 else self.by_example(x).flatten(1)
+        return self.by_example(x).flatten(1)
 
     def apart(self, batch: Any, examples: int) -> Any:
         """A batch of `examples` in which tensors with several rows per example are replaced by their parts."""
