@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 import heeler
 from heeler.ordering import attribution
+from heeler.ordering.matching import AMBIGUOUS, Match, agreed
 from heeler.sketch.rows_per_example import RowsPerExample
 from tests.ordering.loops import filed
 
@@ -226,9 +227,30 @@ def test_of_generated_loops(k: int, examples: int, batch_size: int, layout: str,
             patch.setattr(attribution, "_is_far", lambda sketches: True)
             patch.setattr(attribution, "CHUNK", chunk)
         run = Run(k, examples, batch_size, collate, choice, interleaved=interleaved)
-        run.epochs(2, change=torch.clone)
+        run.epochs(
+            2, change=lambda x: x.clone() if len(run.seen) % 2 else x
+        )  # known by their prints, and where they lie
         run.check()
         assert run.handle.ignored_passes == 0
+
+
+def test_examples_that_ids_name() -> None:
+    """Of a collate function that nobody can read: ids count examples, not rows."""
+    shuffle = np.random.default_rng(0).permutation
+
+    def collate(items: list[dict[str, Any]]) -> dict[str, Tensor]:
+        batch = end_to_end([items[i] for i in shuffle(len(items))])
+        return {**batch, "input": batch["input"] * 1.5}
+
+    run = Run(examples=64)
+    run.handle.detach()
+    run.handle = heeler.attach(
+        run.model, run.sampler, layers="all", rows_per_example=2, ids=lambda batch: batch["number"]
+    )
+    run.loader = DataLoader(run.dataset, batch_size=8, sampler=run.sampler, collate_fn=collate)
+    run.epochs(2)
+    run.dataset.rows *= 1.5
+    run.check()
 
 
 @layouts
@@ -312,6 +334,22 @@ def test_rows_that_several_examples_have_are_told_apart_by_their_pair() -> None:
     run.dataset.rows[:, 1] = run.dataset.rows[0, 1]  # the same rejected text for all
     run.epochs(change=torch.clone)
     run.check()
+
+
+def test_what_an_examples_rows_say_together() -> None:
+    def say(*indices: int, rivals: tuple[int, ...] = ()) -> Match:
+        return Match(np.array(indices), frozenset(rivals))
+
+    open_row = say(AMBIGUOUS, 1, rivals=(2, 3))
+    for second, expected in ((say(2, 1), [2, 1]), (say(4, 1), None), (say(2, 3), None), (None, None)):
+        for both in ((open_row, second), (second, open_row)):
+            found = agreed(both)
+            assert (None if found is None else found.indices.tolist()) == expected
+            assert found is None or not found.rivals
+    still_open = agreed((open_row, say(AMBIGUOUS, 1, rivals=(2, 5))))
+    assert still_open is not None
+    assert still_open.indices.tolist() == [AMBIGUOUS, 1]
+    assert still_open.rivals == {2, 3, 5}
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
