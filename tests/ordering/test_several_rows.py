@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 import heeler
 from heeler.ordering import attribution
-from heeler.ordering.matching import AMBIGUOUS, Match, agreed
+from heeler.ordering.matching import AMBIGUOUS, HandedOut, Match, agreed, same_memory
 from heeler.sketch.rows_per_example import RowsPerExample
 from tests.ordering.loops import filed
 
@@ -350,6 +350,42 @@ def test_what_an_examples_rows_say_together() -> None:
     assert still_open is not None
     assert still_open.indices.tolist() == [AMBIGUOUS, 1]
     assert still_open.rivals == {2, 3, 5}
+
+
+@pytest.mark.parametrize("per", [RowsPerExample(2), RowsPerExample(2, interleaved=True)])
+def test_parts_of_a_batch_that_is_not_kept_are_known_by_where_they_lie(per: RowsPerExample) -> None:
+    """As on a GPU, whose memory is not ours to fill."""
+    x = torch.randn(8, 3)
+    with torch.no_grad():
+        handed = HandedOut(np.arange(4), x, 0, 4, per)
+    for part in per.parts(x):
+        np.testing.assert_array_equal(same_memory(part, [handed]), np.arange(4))
+    assert same_memory(x[2:6], [handed]) is None
+
+
+class PairLoss(nn.Module):
+    """Returns the loss itself, as models of transformers do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, rejected = self.inner(x).squeeze(-1).chunk(2)
+        return -F.logsigmoid(chosen - rejected).mean()
+
+
+def test_a_model_that_returns_the_loss_of_its_pairs() -> None:
+    run = Run()
+    run.handle.detach()
+    model = PairLoss(run.model)
+    run.sampler = heeler.Sampler(run.dataset, batch_size=8, budget=None)
+    run.handle = heeler.attach(model, run.sampler, layers="all", rows_per_example=2)
+    for _ in range(2):
+        for batch in DataLoader(run.dataset, batch_size=8, sampler=run.sampler, collate_fn=end_to_end):
+            model(batch["input"]).backward()
+            model.zero_grad()
+    run.check()
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
