@@ -322,7 +322,8 @@ class Session:
         """A forward that nobody sketches: how far the loop has come still matters."""
         self.spent.step()
         latest, named = self._latest(), self.attribution.named
-        rows = None if rows is None else self.attribution.examples_in(rows)
+        if rows is not None and self.per.number > 1:
+            rows = self.attribution.examples_in(rows)
         if named is None:
             latest.advance(latest.handed_out if rows is None else rows, latest.handed_out)
             if self.planner.works_beside:
