@@ -263,7 +263,10 @@ class Attribution:
         indices = stamp.named if stamp.named is not None else stamp.indices
         found = None if indices is None else Match(indices)
         if found is None and looks and stamp.is_hashed:
-            found = agreed(same_rows(look, stamp.recent) for look in looks)
+            if len(looks) == 1:
+                found = same_rows(looks[0], stamp.recent)
+            else:
+                found = agreed(same_rows(look, stamp.recent, slot) for slot, look in enumerate(looks))
         if found is not None:
             if stamp.named is None:
                 self._knows = True

@@ -8,6 +8,7 @@ then the rows themselves tell, by their hashes. A pass is known only if each of 
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,10 +59,13 @@ class Match:
 class HeldTensor:
     """A tensor of a batch, with a row per example, as it was handed out.
 
-    part: which of a tensor with several rows per example.
+    part: takes it out of a tensor with several rows per example. slot: it has row `slot` of each.
     """
 
-    def __init__(self, whole: Tensor, keeps: bool, part: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self, whole: Tensor, keeps: bool, part: Callable[[Tensor], Tensor] | None = None, slot: int | None = None
+    ) -> None:
+        self.slot = slot
         tensor = whole if part is None else part(whole)
         on_host = tensor.device.type == "cpu"
         # On the host it is kept, to be compared with copies; a GPU's memory is not ours to fill.
@@ -151,7 +155,13 @@ class HandedOut:
         if per.number == 1:
             self.held = [HeldTensor(tensor, keeps) for tensor in found]
         else:
-            self.held = [HeldTensor(t, keeps, part) for t in found for part in _parts(t, size, per)]
+            self.held = [HeldTensor(t, keeps, p, slot) for t in found for slot, p in _parts(t, size, per).items()]
+
+    def only(self, slot: int) -> HandedOut:
+        """The same batch with nothing but row `slot` of each example."""
+        found = copy.copy(self)
+        found.held = [held for held in self.held if held.slot == slot]
+        return found
 
     @staticmethod
     def lengths(data: Any) -> list[int]:
@@ -159,12 +169,12 @@ class HandedOut:
         return [len(t) for t in _tensors(data) if t.ndim]
 
 
-def _parts(x: Tensor, size: int, per: RowsPerExample) -> list[Callable[[Tensor], Tensor] | None]:
+def _parts(x: Tensor, size: int, per: RowsPerExample) -> dict[int | None, Callable[[Tensor], Tensor] | None]:
     """What of a batch's tensor a pass may hold: all of it, or the examples' first rows, their second ones and so on."""
     if len(x) > size:
-        return [partial(per.part, j=j) for j in range(per.number)]
+        return {j: partial(per.part, j=j) for j in range(per.number)}
     stacked = x.ndim > 1 and x.shape[1] == per.number
-    return [None, *(partial(torch.select, dim=1, index=j) for j in range(per.number if stacked else 0))]
+    return {None: None} | {j: partial(torch.select, dim=1, index=j) for j in range(per.number if stacked else 0)}
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
@@ -210,8 +220,15 @@ def _reach(x: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
 
 
-def same_rows(look: Look, batches: list[HandedOut]) -> Match | None:
-    """The examples that a pass's rows are of, by content; None if some row is of none."""
+def same_rows(look: Look, batches: list[HandedOut], slot: int | None = None) -> Match | None:
+    """The examples that a pass's rows are of, by content; None if some row is of none.
+
+    slot: which of each example's rows they should be; those are looked at first.
+    """
+    if slot is not None:
+        found = same_rows(look, [batch.only(slot) for batch in batches])
+        if found is not None:
+            return found
     known = [batch for batch in batches if batch.indices is not None]
     for forms in (list(_pieces(look, known)), list(_windows(look, known))):
         found = _found(keys_in(look.prints), look.size, forms) if forms else None
