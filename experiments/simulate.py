@@ -68,7 +68,7 @@ class SimulatedSession(Session):
         self._order, self._shards, self._rule_options = order, shards, rule_options
         self._plan()
 
-    def connect(self, source: SketchSource, ids: Any = None, record: bool | None = False) -> None:
+    def connect(self, source: SketchSource, ids: Any = None, *others: Any) -> None:
         super().connect(source, ids)
         self._plan()  # only the source knows how many numbers a sketch has
 

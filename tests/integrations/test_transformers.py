@@ -7,9 +7,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 import heeler.integrations.transformers
@@ -209,3 +213,92 @@ def test_group_by_length_is_refused_with_a_reason(tmp_path: Path) -> None:
     for strategy, error in errors.items():
         assert f"train_sampling_strategy='{strategy}'" in error
         assert "from an example's length or from its gradient" in error
+
+
+# Trainers of pairs
+
+
+class Pairs(Dataset[dict[str, Any]]):
+    """Tokenized pairs of texts of many lengths."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        draw = lambda: rng.integers(1, 50, rng.integers(3, 12)).tolist()  # noqa: E731
+        self.pairs = [{"chosen_ids": draw(), "rejected_ids": draw()} for _ in range(EXAMPLES)]
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.pairs[index]
+
+
+def pad_pairs(items: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """As TRL's `DataCollatorForPreference`: all chosen texts, then all rejected ones."""
+    texts = [torch.tensor(item[key]) for key in ("chosen_ids", "rejected_ids") for item in items]
+    ids = nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+
+class Scores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(SEED)
+        self.embedding, self.head = nn.Embedding(50, 6), nn.Linear(6, 1)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        mask = attention_mask[..., None]
+        out: Tensor = self.head((self.embedding(input_ids) * mask).sum(1) / mask.sum(1))
+        return out
+
+
+class RewardTrainer(Trainer):
+    """In place of TRL's."""
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        chosen, rejected = model(**inputs).squeeze(-1).chunk(2)
+        return -nn.functional.logsigmoid(chosen - rejected).mean()
+
+
+class Tuned(RewardTrainer):
+    """A user's own kind of it."""
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("sketch", [{}, {"rows_per_example": 1}])
+def test_a_trainer_of_pairs_has_two_rows_per_example(tmp_path: Path, sketch: dict[str, Any], accumulation: int) -> None:
+    net, data = Scores(), Pairs()
+    arguments = training_arguments(tmp_path, gradient_accumulation_steps=accumulation, num_train_epochs=1)
+    still = torch.optim.SGD(net.parameters(), lr=0.0)
+    made = Tuned(net, arguments, train_dataset=data, data_collator=pad_pairs, optimizers=(still, None))
+    callback = heeler.integrations.transformers.use(made, budget=None, sketch={"layers": "all", **sketch})
+    made.train()
+    handle = callback.handle
+    assert handle is not None
+    table = handle.session.rule.table
+    assert table is not None
+    if sketch:
+        assert not table.seen.any()
+        return
+    assert table.seen.all()
+    assert handle.ignored_passes == 0
+
+    def loss_of(i: int) -> Tensor:
+        chosen, rejected = net(**pad_pairs([data[i]])).squeeze(-1)
+        return -nn.functional.logsigmoid(chosen - rejected)
+
+    report = handle.verify(loss_of, EXAMPLES)
+    assert report.filed_right == 1
+    assert report.cosines.min() > 0.999
+    np.testing.assert_allclose(report.lengths, 1 / accumulation, rtol=0.01)  # the trainer divides the loss
+
+
+def test_which_trainers_have_pairs(tmp_path: Path) -> None:
+    class RewardDataCollatorWithPadding:
+        def __call__(self, items: list[Any]) -> Any: ...
+
+    rows = heeler.integrations.transformers.rows_per_example
+    arguments = training_arguments(tmp_path)
+    assert rows(Trainer(Scores(), arguments)) == 1
+    assert rows(Tuned(Scores(), arguments)) == 2
+    assert rows(Tuned(Scores(), arguments, data_collator=RewardDataCollatorWithPadding())) == 1

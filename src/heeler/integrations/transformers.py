@@ -19,6 +19,10 @@ from heeler.ordering.checkpoint import read
 
 STATE = "heeler.state"
 """The file in a checkpoint's folder."""
+PAIRED = {"DPOTrainer", "RewardTrainer", "CPOTrainer", "ORPOTrainer"}
+"""TRL's trainers whose batches have the chosen texts of all examples, then the rejected ones."""
+TWO_PASSES = "RewardDataCollatorWithPadding"
+"""With this one, TRL's RewardTrainer before 0.24, chosen and rejected texts are a pass each."""
 
 
 def use(trainer: Trainer, *, sketch: Mapping[str, Any] | None = None, **sampler_options: Any) -> HeelerCallback:
@@ -32,7 +36,8 @@ def use(trainer: Trainer, *, sketch: Mapping[str, Any] | None = None, **sampler_
     The batches of `gradient_accumulation_steps` are balanced together.
 
     Args:
-        sketch: options of `heeler.attach`, such as `{"layers": "all"}`.
+        sketch: options of `heeler.attach`, such as `{"layers": "all"}`. With TRL's trainers of pairs,
+            `rows_per_example` is 2.
         sampler_options: options of `heeler.Sampler`, such as `order`; the seed is the trainer's `data_seed` or `seed`.
     """
     for finding in of_trainer(trainer.args):
@@ -69,8 +74,8 @@ class HeelerCallback(TrainerCallback):
         seed = args.seed if args.data_seed is None else args.data_seed
         loader, accumulation = kwargs["train_dataloader"], args.gradient_accumulation_steps
         sampler = put_into_prepared(loader, accumulation=accumulation, **{"seed": seed, **self.sampler_options})
-        scaler = self.trainer.accelerator.scaler
-        self.handle = attach(self.trainer.model_wrapped, sampler, **{"scaler": scaler, **self.sketch})
+        own = {"scaler": self.trainer.accelerator.scaler, "rows_per_example": rows_per_example(self.trainer)}
+        self.handle = attach(self.trainer.model_wrapped, sampler, **{**own, **self.sketch})
         if self.resumed_from is None:
             return
         saved = Path(self.resumed_from) / STATE
@@ -97,3 +102,9 @@ class HeelerCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.handle is not None
         self.handle.detach()
+
+
+def rows_per_example(trainer: Trainer) -> int:
+    """Of one of TRL's trainers of pairs 2, by its name: TRL need not be installed."""
+    is_paired = any(each.__name__ in PAIRED for each in type(trainer).__mro__)
+    return 2 if is_paired and type(trainer.data_collator).__name__ != TWO_PASSES else 1

@@ -23,10 +23,11 @@ from heeler.ordering.epoch import Epoch
 from heeler.ordering.evidence import Evidence, View
 from heeler.ordering.fingerprint import PRINT, fingerprint
 from heeler.ordering.host_copy import CHUNK, HostCopy
-from heeler.ordering.matching import AMBIGUOUS, HandedOut, Look, Match, is_plain, same_memory, same_rows
+from heeler.ordering.matching import AMBIGUOUS, HandedOut, Look, Match, agreed, is_plain, same_memory, same_rows
 from heeler.ordering.pass_values import Known, Spoiled, Stamp, Waiting, distinct
-from heeler.ordering.progress import Progress
+from heeler.ordering.progress import SEVERAL, Progress
 from heeler.ordering.step_sums import Rows, StepSums
+from heeler.sketch.rows_per_example import ONE_ROW, RowsPerExample
 
 Floats = NDArray[np.float32]
 NAME = (
@@ -47,10 +48,13 @@ class Attribution:
     """Sketches on their way from passes to examples.
 
     before: one whose counts go on, and whose messages are not said again. note: told of every pass that is known.
+    per: how the examples' rows lie in a pass. Behind `stamp` and `send` it has one row per example.
     """
 
-    def __init__(self, note: Note | None = None, before: Attribution | None = None) -> None:
-        self._note = note
+    def __init__(
+        self, note: Note | None = None, before: Attribution | None = None, per: RowsPerExample = ONE_ROW
+    ) -> None:
+        self._note, self._per = note, per
         self.ignored: int = 0 if before is None else before.ignored
         self.filed: int = 0 if before is None else before.filed
         """Examples filed in this epoch."""
@@ -70,7 +74,7 @@ class Attribution:
         self._evidence = Evidence()
         self.beside: Evidence = Evidence() if before is None else before.beside
         """Whether passes that are not known are about the examples of the known ones beside them."""
-        self._believed: View | None = None
+        self._believed: tuple[View, ...] | None = None
         """What proves that counting is right."""
         self._rejected = False
         """Nothing does."""
@@ -107,9 +111,11 @@ class Attribution:
         """For a forward that begins now.
 
         progress: the iteration that it belongs to, unless its inputs are of a batch of one of the others.
-        inputs: the model's, with its examples in front. is_mean: the loss is a mean over them.
+        rows: of the model's inputs. inputs: with its rows in front. is_mean: the loss is a mean over examples.
         """
-        stamp = Stamp(progress, rows, progress.handed_out, self._named, is_mean=is_mean)
+        examples = 0 if rows % self._per.number else rows // self._per.number
+        stamp = Stamp(progress, examples, progress.handed_out, self._named, is_mean=is_mean, per=self._per)
+        inputs = inputs if examples else None
         if inputs is not None and not is_plain(inputs):
             stamp.is_opaque, inputs = progress.sees_batches, None
         if self._named is None and inputs is not None and len(inputs) == rows and inputs.numel():
@@ -122,6 +128,20 @@ class Attribution:
         stamp.progress.forwards += 1
         return stamp
 
+    def examples_in(self, rows: int) -> int | None:
+        """Of a forward that is not sketched; None, and a word, where its rows are not as many for each."""
+        if rows % self._per.number == 0:
+            return rows // self._per.number
+        self._say(self._why_odd, "a pass was not counted: %s", self._why_odd)
+        return None
+
+    @property
+    def _why_odd(self) -> str:
+        return (
+            f"its number of rows is no multiple of rows_per_example={self._per.number}, so that nobody knows which are "
+            "whose: attach the model with the number of rows that every example has"
+        )
+
     # After the backward
 
     def send(self, stamp: Stamp, sketches: Tensor, window: int) -> None:
@@ -130,6 +150,12 @@ class Attribution:
         From a GPU it goes together with others, a chunk at a time, and its inputs' prints go along with the sketches:
         every operation is a launch, and the step of a small model has few.
         """
+        if not stamp.rows:
+            stamp.progress.advance(stamp.handed_out, stamp.handed_out)
+            self._ignore(self._why_odd, stamp.progress)
+            return
+        if self._per.number > 1:
+            sketches = stamp.by_example(sketches)
         if stamp.named is not None and len(stamp.named) != len(sketches):
             why = f"a pass had {len(sketches)} rows, but {len(stamp.named)} examples were named for it"
             self._ignore(why, stamp.progress)
@@ -160,7 +186,9 @@ class Attribution:
         """Start what is staged on its way."""
         staged, self._staged = self._staged, []
         if staged:
-            rows = joined([sketches for _, sketches, _ in staged], [prints for _, _, prints in staged])
+            rows = joined(
+                [rows for _, rows, _ in staged], [prints for _, _, prints in staged], PRINT * self._per.number
+            )
             self._host_copy.send(np.concatenate([_codes(serial, len(s)) for serial, s, _ in staged]), rows)
 
     def receive(self, now: Epoch, keeps_table: bool, *, wait: bool) -> Iterator[Rows]:
@@ -225,15 +253,20 @@ class Attribution:
 
     def _resolved(self, stamp: Stamp, window: int, rows: Floats) -> Iterator[Known | Spoiled]:
         """The passes that are decided now, this one and those that waited."""
-        look = None
+        looks: list[Look] = []
+        width = PRINT * stamp.per.number
         if stamp.prints is not None:
-            prints = rows[:, -PRINT:] if stamp.carried else stamp.prints.cpu().numpy()
-            look = Look(np.ascontiguousarray(prints), stamp.size, stamp.dtype)
-        rows = rows[:, :-PRINT] if stamp.carried else rows
+            prints = rows[:, -width:] if stamp.carried else stamp.prints.cpu().numpy()
+            parts = (np.ascontiguousarray(prints[:, at : at + PRINT]) for at in range(0, width, PRINT))
+            looks = [Look(part, stamp.size, stamp.dtype) for part in parts]
+        rows = rows[:, :-width] if stamp.carried else rows
         indices = stamp.named if stamp.named is not None else stamp.indices
         found = None if indices is None else Match(indices)
-        if found is None and look is not None and stamp.is_hashed:
-            found = same_rows(look, stamp.recent)
+        if found is None and looks and stamp.is_hashed:
+            if len(looks) == 1:
+                found = same_rows(looks[0], stamp.recent)
+            else:
+                found = agreed(same_rows(look, stamp.recent, slot) for slot, look in enumerate(looks))
         if found is not None:
             if stamp.named is None:
                 self._knows = True
@@ -241,16 +274,16 @@ class Attribution:
             yield from self._known(stamp, window, found, rows)
         elif stamp.is_opaque:
             self._ignore(self._why_unknown(stamp.progress), stamp.progress)
-        elif look is None:
-            yield from self._counted(stamp, window, rows, None)
+        elif not looks:
+            yield from self._counted(stamp, window, rows, looks)
         elif self._last is not None and self._last.is_before(stamp.progress, window, len(rows)):
-            yield from self._view_of(self._last, stamp, look, rows)
+            yield from self._view_of(self._last, stamp, looks, rows)
         elif self._rejected or stamp.progress.uncertain or (self._knows and not stamp.progress.has(stamp.handed_out)):
             self._ignore(self._why_unknown(stamp.progress), stamp.progress)
-            yield from self._doubted(stamp, window, None, len(rows), look)
+            yield from self._doubted(stamp, window, None, len(rows), looks)
         else:
-            for known in self._counted(stamp, window, rows, look):
-                yield from self._weighed(stamp, known, look) if isinstance(known, Known) else [known]
+            for known in self._counted(stamp, window, rows, looks):
+                yield from self._weighed(stamp, known, looks) if isinstance(known, Known) else [known]
 
     def _why_unknown(self, progress: Progress) -> str:
         return progress.uncertain[0] if progress.uncertain else FOREIGN if self._knows else UNPROVEN
@@ -277,18 +310,18 @@ class Attribution:
         self._last = Known(stamp.progress, window, indices, rows[:0])
         yield Known(stamp.progress, window, indices, rows)
 
-    def _view_of(self, last: Known, stamp: Stamp, look: Look, rows: Floats) -> Iterator[Known | Spoiled]:
+    def _view_of(self, last: Known, stamp: Stamp, looks: list[Look], rows: Floats) -> Iterator[Known | Spoiled]:
         """A pass after one that is known, before the same step: perhaps over the same examples, changed."""
         evidence = Evidence()
-        evidence.weigh(look, last.indices, stamp.recent, 1 / len(rows))
+        evidence.weigh(looks, last.indices, stamp.recent, 1 / len(rows))
         if evidence.believed is not None:
             yield Known(last.progress, last.window, last.indices, rows)
             return
         self._ignore(self._why_unknown(stamp.progress), stamp.progress)
-        yield from self._doubted(stamp, last.window, last.indices, len(rows), look)
+        yield from self._doubted(stamp, last.window, last.indices, len(rows), looks)
 
     def _doubted(
-        self, stamp: Stamp, window: int, examples: IntArray | None, rows: int, look: Look | None
+        self, stamp: Stamp, window: int, examples: IntArray | None, rows: int, looks: list[Look]
     ) -> Iterator[Spoiled]:
         """A pass that is left out may be about these: then they have no whole sum before this step.
 
@@ -300,15 +333,15 @@ class Attribution:
             return
         if examples is None:
             examples = next((b.indices for b in stamp.recent if b.size == rows and b.indices is not None), None)
-        if examples is None or look is None:
+        if examples is None or not looks:
             return
-        self.beside.weigh(look, examples, stamp.recent, 1 / len(examples))
+        self.beside.weigh(looks, examples, stamp.recent, 1 / len(examples))
         if self.beside.is_likely or not self.beside.is_exhausted:
             yield Spoiled(stamp.progress, window, _examples_of(stamp.recent))  # the loop may look ahead
 
     # Counting
 
-    def _counted(self, stamp: Stamp, window: int, rows: Floats, look: Look | None) -> Iterator[Known | Spoiled]:
+    def _counted(self, stamp: Stamp, window: int, rows: Floats, looks: list[Look]) -> Iterator[Known | Spoiled]:
         progress = stamp.progress
         if progress.uncertain:
             self._ignore(progress.uncertain[0], progress)
@@ -317,25 +350,26 @@ class Attribution:
         if claimed is None:
             # Another pass has been taken for this batch's, and it is not known which of them was right.
             progress.suspect.append(slice(max(progress.start, stamp.handed_out - len(rows)), stamp.handed_out))
-            self._ignore("there were more passes, or rows, than the loader had handed out examples for", progress)
-            yield from self._doubted(stamp, window, None, len(rows), look)
+            why = f"there were more passes, or rows, than the loader had handed out examples for {SEVERAL}"
+            self._ignore(why, progress)
+            yield from self._doubted(stamp, window, None, len(rows), looks)
             return
         indices = progress.sequence[claimed]
         yield Known(progress, window, indices[indices >= 0], rows[indices >= 0])
 
-    def _weighed(self, stamp: Stamp, known: Known, look: Look) -> Iterator[Known | Spoiled]:
+    def _weighed(self, stamp: Stamp, known: Known, looks: list[Look]) -> Iterator[Known | Spoiled]:
         """A pass that was counted, and others, once there is evidence that the loop keeps the order of batches."""
         around = [batch.indices for batch in stamp.recent if batch.indices is not None]
         size = _size_of_batch(known.indices, around)
-        if len(known.indices) < len(look.prints) or not size:
+        if len(known.indices) < stamp.rows or not size:
             self._ignore(self._why_unknown(known.progress), known.progress)
-            yield from self._doubted(stamp, known.window, None, len(look.prints), look)
+            yield from self._doubted(stamp, known.window, None, stamp.rows, looks)
             return
         if size == 1 and stamp.handed_out == known.progress.claimed and not self._waiting:
             yield known  # the only row that it can be about
             return
         chance = 1 / (size if size > 1 else max(len(_joined(around)), 1))
-        readings = self._evidence.weigh(look, known.indices, stamp.recent, chance, self._believed)
+        readings = self._evidence.weigh(looks, known.indices, stamp.recent, chance, self._believed)
         self._waiting.append(Waiting(known, readings, around))
         if self._believed is None:
             self._believed = self._evidence.believed
@@ -388,7 +422,8 @@ class Attribution:
         if not progress.forwards:
             return (
                 "the model was never called while gradients were taken (model.loss(x), model.forward(x) and parts of a "
-                "model do not run its hooks): call the attached model itself, or attach what the loop calls"
+                "model do not run its hooks): call the attached model itself, or attach what the loop calls (a "
+                "reference model is called without gradients: attach the one that is trained)"
             )
         if self.filed:
             return f"batches were handed out that no backward pass was about; if they were, {NAME}"
@@ -419,23 +454,30 @@ class Attribution:
 
 def _look_at(stamp: Stamp, inputs: Tensor, seen: list[Progress]) -> None:
     """Note what a forward's inputs are: rows of a batch, where they lie in its memory, or else what they look like."""
+    per = stamp.per
+    parts = [inputs] if per.number == 1 else per.parts(inputs)
     for each in seen:
         recent = each.likely()
-        stamp.indices = same_memory(inputs, recent)
+        stamp.indices = same_memory(parts[0], recent)
+        for part in parts[1:]:
+            other = None if stamp.indices is None else same_memory(part, recent)
+            if other is None or stamp.indices is None or not np.array_equal(other, stamp.indices):
+                stamp.indices = None
         if stamp.indices is not None:
             stamp.progress, stamp.handed_out = each, each.handed_out
             return
         stamp.recent += recent
     if seen:
-        stamp.prints = fingerprint(inputs, stamp.is_hashed)
+        prints = fingerprint(inputs, stamp.is_hashed)
+        stamp.prints = prints if per.number == 1 else per.side_by_side(prints)
         stamp.size, stamp.dtype = inputs.numel() // len(inputs), inputs.dtype
 
 
-def joined(sketches: list[Tensor], prints: list[Tensor | None]) -> Tensor:
-    """(Σ b, K + PRINT): passes one below the other, each row's print beside it, zeros where there is none."""
+def joined(sketches: list[Tensor], prints: list[Tensor | None], width: int = PRINT) -> Tensor:
+    """(Σ b, K + width): passes one below the other, each row's print beside it, zeros where there is none."""
     first = sketches[0]
     beside = [
-        first.new_zeros(len(s), PRINT) if p is None else p.to(first.device, first.dtype)
+        first.new_zeros(len(s), width) if p is None else p.to(first.device, first.dtype)
         for s, p in zip(sketches, prints, strict=True)
     ]
     return torch.cat([torch.cat(sketches), torch.cat(beside)], 1)

@@ -15,7 +15,8 @@ import torch
 
 from heeler.herding.validate import IntArray
 from heeler.ordering.collate_match import Match, Matrix, Slot, are_in_order, matched, slots_of
-from heeler.ordering.collate_parts import Block, leaves_of, targets_of
+from heeler.ordering.collate_parts import Block, leaves_of, shape_of, targets_of
+from heeler.sketch.rows_per_example import ONE_ROW, RowsPerExample
 
 LARGE = 2048
 """Of more items than these no other order than their own is looked for: that takes long."""
@@ -34,17 +35,23 @@ class Proof(NamedTuple):
     """KNOWN; SILENT: nothing speaks for another order than the items', nor for theirs; DISAGREE: something does."""
 
 
-def watch_items(items: Any) -> Callable[[Any], Proof]:
+def watch_items(items: Any, per: RowsPerExample = ONE_ROW) -> Callable[[Any], Proof]:
     """Note what a batch will be made of, before the collate function changes it; returns what looks at the batch."""
     if isinstance(items, list):
-        leaves = [leaves_of(item) for item in items]
+        leaves = [_with_rows(leaves_of(item), per.number) for item in items]
     else:  # a dataset's `__getitems__` has made a batch: its rows are in the order that it was asked for
         columns = {path: leaf for path, leaf in leaves_of(items).items() if _has_rows(leaf)}
         lengths = {len(leaf) for leaf in columns.values()}
         if len(lengths) != 1:
             return lambda batch: Proof(-1, None, SILENT)
         leaves = [{path: leaf[i] for path, leaf in columns.items()} for i in range(lengths.pop())]
-    return lambda batch: _proof(leaves, len(leaves), batch)
+    return lambda batch: _proof(leaves, len(leaves), per.apart(batch, len(leaves)))
+
+
+def _with_rows(leaves: dict[Any, Any], rows: int) -> dict[Any, Any]:
+    """And the rows of arrays that have as many as an example."""
+    several = {path: leaf for path, leaf in leaves.items() if rows > 1 and shape_of(leaf)[:1] == (rows,)}
+    return leaves | {(*path, j): leaf[j] for path, leaf in several.items() for j in range(rows)}
 
 
 def _has_rows(leaf: Any) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from heeler.sketch.preserve_state import rewinder
+from heeler.sketch.rows_per_example import ONE_ROW, RowsPerExample
 from heeler.torch_private import LoaderFacts
 
 EXAMPLES = 16
@@ -24,15 +25,15 @@ EXAMPLES = 16
 PATIENCE = 60
 """Seconds to wait for the other process."""
 
-_verdicts: list[tuple[Callable[[], Any], str]] = []
+_verdicts: list[tuple[Callable[[], Any], RowsPerExample, str]] = []
 """What was found of collate functions that are still there. They need not be hashable."""
 
 
-def keeps_order(facts: LoaderFacts, indices: list[int]) -> str:
+def keeps_order(facts: LoaderFacts, indices: list[int], per: RowsPerExample = ONE_ROW) -> str:
     """Whether a loader's collate function "keeps" the order of its items, "reorders" them, or "unknown"."""
-    _verdicts[:] = [(collate, verdict) for collate, verdict in _verdicts if collate() is not None]
-    for collate, verdict in _verdicts:
-        if collate() is facts.collate_fn:
+    _verdicts[:] = [each for each in _verdicts if each[0]() is not None]
+    for collate, rows, verdict in _verdicts:
+        if collate() is facts.collate_fn and rows == per:
             return verdict
     # A process that is not forked would run the user's script from its beginning, unless that is ready for workers.
     context = facts.context if facts.workers else "fork" if sys.platform == "linux" else None
@@ -43,7 +44,7 @@ def keeps_order(facts: LoaderFacts, indices: list[int]) -> str:
             facts.dataset,
             batch_sampler=[indices[:EXAMPLES]],
             num_workers=1,
-            collate_fn=CollateTrial(facts.collate_fn),
+            collate_fn=CollateTrial(facts.collate_fn, per),
             multiprocessing_context=context,
             worker_init_fn=facts.worker_init_fn,
             generator=torch.Generator(),
@@ -53,21 +54,21 @@ def keeps_order(facts: LoaderFacts, indices: list[int]) -> str:
     except Exception:  # what cannot be tried cannot be judged
         verdict = "unknown"
     with suppress(TypeError):  # some cannot be referred to weakly: they are tried again in the next epoch
-        _verdicts.append((weakref.ref(facts.collate_fn), verdict))
+        _verdicts.append((weakref.ref(facts.collate_fn), per, verdict))
     return verdict
 
 
 class CollateTrial:
     """A collate function in place of the loader's own, which returns a verdict in place of a batch."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
+    def __init__(self, collate: Callable[[list[Any]], Any], per: RowsPerExample = ONE_ROW) -> None:
+        self.collate, self.per = collate, per
 
     def __call__(self, items: list[Any]) -> str:
         rewind, found = rewinder(), []
         for order in (list(items), list(reversed(items))):
             rewind()
-            found.append(self.collate(order))
+            found.append(self.per.apart(self.collate(order), len(order)))
         votes = set(_votes(found[0], found[1], len(items)))
         if "reorders" in votes:
             return "reorders"

@@ -16,8 +16,8 @@ Reading = tuple[Floats, Floats, float]
 """(n,) similarities of a pass's rows to their own examples and to the best other one, and the chance of a hit."""
 
 
-View = tuple[int, int, int]
-"""One of the tensors that batches have, and from where to where its rows' numbers are looked at."""
+View = tuple[int, int, int, int]
+"""Which of an example's rows, one of the batches' tensors, and from where to where its numbers are looked at."""
 
 
 class _Witness:
@@ -42,20 +42,34 @@ class Evidence:
 
     def __init__(self) -> None:
         self._witnesses: dict[View, _Witness] = {}
-        self._rows = 0
+        self._rows = self._slots = 0
 
     def weigh(
-        self, look: Look, counted: IntArray, recent: list[HandedOut], chance: float, only: View | None = None
+        self,
+        looks: list[Look],
+        counted: IntArray,
+        recent: list[HandedOut],
+        chance: float,
+        only: tuple[View, ...] | None = None,
     ) -> dict[View, Reading]:
-        """What the batches' tensors say of a pass. counted: (n,) the examples that its rows are counted as.
+        """What the batches' tensors say of a pass. counted: (n,) the examples that it is counted as.
 
-        chance: of a hit, if the order within the batch was lost. only: the one view that is asked.
+        looks: of their first rows, their second ones and so on. chance: of a hit, if the order within the batch was
+        lost. only: the views that are asked, one for each look.
         """
+        self._rows, self._slots = self._rows + len(counted), len(looks)
+        readings: dict[View, Reading] = {}
+        for slot, look in enumerate(looks):
+            readings |= self._weigh(slot, look, counted, recent, chance, None if only is None else only[slot])
+        return readings
+
+    def _weigh(
+        self, slot: int, look: Look, counted: IntArray, recent: list[HandedOut], chance: float, only: View | None
+    ) -> dict[View, Reading]:
         batches = [batch for batch in recent[:NEAREST] if batch.indices is not None]
         readings: dict[View, Reading] = {}
-        self._rows += len(counted)
-        for place in _comparable(look, batches):
-            if only is not None and only[0] != place:
+        for place in _comparable(look, batches, padded=self._slots > 1):
+            if only is not None and only[1] != place:
                 continue
             held = [(b.indices, b.held[place]) for b in batches if len(b.held) > place and b.indices is not None]
             held = [(indices, each) for indices, each in held if each.is_read]
@@ -64,7 +78,7 @@ class Evidence:
                 continue  # nothing to compare with
             numbers = np.concatenate([_numbers(each) for _, each in held])
             for first, end in _views(look):
-                view = place, first, end
+                view = slot, place, first, end
                 if only is not None and only != view:
                     continue
                 witness = self._witnesses.setdefault(view, _Witness())
@@ -79,10 +93,15 @@ class Evidence:
         return readings
 
     @property
-    def believed(self) -> View | None:
-        """The view that proves the count right; None where none does."""
-        asked = len(self._witnesses)
-        return next((view for view, witness in self._witnesses.items() if witness.tally.is_enough(asked)), None)
+    def believed(self) -> tuple[View, ...] | None:
+        """The views that prove the count right, one for each of an example's rows; None where a row has none."""
+        found = []
+        for each in self._by_slot():
+            found += [view for view, witness in each.items() if witness.tally.is_enough(len(each))][:1]
+        return tuple(found) if found and len(found) == self._slots else None
+
+    def _by_slot(self) -> list[dict[View, _Witness]]:
+        return [{v: witness for v, witness in self._witnesses.items() if v[0] == j} for j in range(self._slots)]
 
     @property
     def is_likely(self) -> bool:
@@ -92,22 +111,27 @@ class Evidence:
     @property
     def is_exhausted(self) -> bool:
         """Whether none will."""
-        return self._rows >= ENOUGH and all(witness.tally.is_exhausted for witness in self._witnesses.values())
+        if self._rows < ENOUGH:
+            return False
+        return any(all(witness.tally.is_exhausted for witness in each.values()) for each in self._by_slot())
 
-    def fits(self, view: View, readings: dict[View, Reading]) -> bool:
-        """Whether a pass is in order, by the view that proves the count."""
-        return view in readings and self._witnesses[view].tally.fits(*readings[view])
+    def fits(self, views: tuple[View, ...], readings: dict[View, Reading]) -> bool:
+        """Whether a pass is in order, by the views that prove the count."""
+        return all(view in readings and self._witnesses[view].tally.fits(*readings[view]) for view in views)
 
 
-def _comparable(look: Look, batches: list[HandedOut]) -> list[int]:
-    """The places of tensors that the input may come from: those with rows of its size, if there are any."""
+def _comparable(look: Look, batches: list[HandedOut], *, padded: bool) -> list[int]:
+    """The places of tensors that the input may come from: those with rows of its size, if there are any.
+
+    padded: or any others, for a loop that joins tensors pads some of them.
+    """
     held = batches[0].held if batches else []
     fit = [
         (each.size == look.size, place)
         for place, each in enumerate(held)
         if each.is_read and each.can_be(look.dtype) and (each.size > 1 or look.size == 1)
     ]
-    same = any(exact for exact, _ in fit)
+    same = not padded and any(exact for exact, _ in fit)
     return [place for exact, place in fit if exact or not same]
 
 

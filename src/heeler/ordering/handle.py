@@ -27,6 +27,7 @@ from heeler.ordering.verify import Verification, verify
 from heeler.sketch import Coverage, Sketcher, projection
 from heeler.sketch.coverage import coverable
 from heeler.sketch.prices import Layers
+from heeler.sketch.rows_per_example import Given, RowsPerExample
 
 ONLY_COUNT = 1e-5
 """Share of a step for a rule without gradients: only passes are counted, for positions, and one cheap layer tells."""
@@ -43,6 +44,7 @@ def attach(
     reduction: Literal["mean", "sum"] = "mean",
     ids: Ids | None = None,
     record: bool | None = None,
+    rows_per_example: Given = 1,
 ) -> Handle:
     """From now on backward passes of `model` tell `sampler` about the examples' gradients.
 
@@ -65,14 +67,19 @@ def attach(
             examples and they cannot be recognized in the batch, as texts that it tokenizes.
         record: whether to keep `handle.record`. None: in epochs with sketches, and in all others where it costs at most
             0.2% of a step; True: in every epoch; False: never.
+        rows_per_example: how many rows of the model's input belong to each example of the dataset. 2: all chosen texts,
+            then all rejected ones in the same order, as in DPO; k: so for k views or choices. `(k, "interleaved")`: an
+            example's k rows are neighbours, as after `views.flatten(0, 1)`. An example's gradient is the sum over its
+            rows. The loss is still taken to be a mean over examples.
     """
     begun = time.perf_counter()
     session = sampler.session
     session.check_attachable()
     scaler = unwrapped_scaler(scaler)
+    per = RowsPerExample.of(rows_per_example)
     if exact and session.setup.dim is not None:
         raise ValueError(f"exact=True keeps all numbers, Sampler(dim={session.setup.dim}) so many: say one of the two")
-    everything, prices = coverable(model, session.setup.batch_size)
+    everything, prices = coverable(model, session.setup.batch_size * per.number)
     sketcher = Sketcher(
         model,
         session,
@@ -86,7 +93,7 @@ def attach(
         reduction=reduction,
     )
     try:
-        session.connect(sketcher, ids, record)
+        session.connect(sketcher, ids, record, per)
     except BaseException:
         sketcher.detach()
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate, default_convert
@@ -78,7 +79,9 @@ class LoaderProbe:
     @property
     def prove(self) -> private.Prove | None:
         """What proves which rows of a batch that is drawn now are which items', where that is of interest."""
-        return watch_items if self.progress.wants_proof and not self.trusts_collate else None
+        if self.trusts_collate or not self.progress.wants_proof:
+            return None
+        return partial(watch_items, per=self.progress.per)
 
     def drew(self, indices: Any) -> None:
         """The batch sampler has given the indices of a batch."""
@@ -96,7 +99,7 @@ class LoaderProbe:
         """What a trial of the collate function says; made once, where batches do not tell."""
         iterator = self._iterator()
         if self._verdict is None and iterator is not None:
-            self._verdict = keeps_order(private.loader_facts(iterator), indices)
+            self._verdict = keeps_order(private.loader_facts(iterator), indices, self.progress.per)
         return self._verdict or "unknown"
 
     def end(self) -> None:

@@ -8,9 +8,11 @@ then the rows themselves tell, by their hashes. A pass is known only if each of 
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from heeler.herding.validate import IntArray
 from heeler.ordering.fingerprint import LEADING, PLACES, Floats, bands_of, dense, keys_in, keys_of, places_of
+from heeler.sketch.rows_per_example import ONE_ROW, RowsPerExample
 from heeler.torch_private import version
 
 TENSORS = 8
@@ -54,13 +57,20 @@ class Match:
 
 
 class HeldTensor:
-    """A tensor of a batch, with a row per example, as it was handed out."""
+    """A tensor of a batch, with a row per example, as it was handed out.
 
-    def __init__(self, tensor: Tensor, keeps: bool) -> None:
+    part: takes it out of a tensor with several rows per example. slot: it has row `slot` of each.
+    """
+
+    def __init__(
+        self, whole: Tensor, keeps: bool, part: Callable[[Tensor], Tensor] | None = None, slot: int | None = None
+    ) -> None:
+        self.slot = slot
+        tensor = whole if part is None else part(whole)
         on_host = tensor.device.type == "cpu"
         # On the host it is kept, to be compared with copies; a GPU's memory is not ours to fill.
         self.kept = tensor if keeps and on_host else None
-        self._ref = weakref.ref(tensor)
+        self._ref, self._part = weakref.ref(whole), part
         self._version = version([tensor])
         self.size, self.dtype = tensor.shape[1:].numel(), tensor.dtype
         self.is_read = keeps and on_host and tensor.numel() > 0 and is_plain(tensor)
@@ -73,7 +83,10 @@ class HeldTensor:
     @property
     def tensor(self) -> Tensor | None:
         """None where it is gone."""
-        return self._ref() if self.kept is None else self.kept
+        if self.kept is not None:
+            return self.kept
+        whole = self._ref()
+        return whole if whole is None or self._part is None else self._part(whole)
 
     @property
     def places(self) -> Floats:
@@ -133,16 +146,35 @@ class HandedOut:
     indices: (n,) in the order of the batch's rows; None where that is not known. start: its place in the epoch.
     """
 
-    def __init__(self, indices: IntArray | None, data: Any, start: int, size: int) -> None:
+    def __init__(
+        self, indices: IntArray | None, data: Any, start: int, size: int, per: RowsPerExample = ONE_ROW
+    ) -> None:
         self.indices, self.start, self.size = indices, start, size
         keeps = torch.is_grad_enabled()  # without gradients a batch is evaluated on: nothing of it is kept
-        found = [t for t in _tensors(data) if t.ndim and len(t) == size][:TENSORS]
-        self.held = [HeldTensor(tensor, keeps) for tensor in found]
+        found = [t for t in _tensors(data) if t.ndim and len(t) in (size, size * per.number)][:TENSORS]
+        if per.number == 1:
+            self.held = [HeldTensor(tensor, keeps) for tensor in found]
+        else:
+            self.held = [HeldTensor(t, keeps, p, slot) for t in found for slot, p in _parts(t, size, per).items()]
+
+    def only(self, slot: int) -> HandedOut:
+        """The same batch with nothing but row `slot` of each example."""
+        found = copy.copy(self)
+        found.held = [held for held in self.held if held.slot == slot]
+        return found
 
     @staticmethod
     def lengths(data: Any) -> list[int]:
         """Of all tensors in a batch."""
         return [len(t) for t in _tensors(data) if t.ndim]
+
+
+def _parts(x: Tensor, size: int, per: RowsPerExample) -> dict[int | None, Callable[[Tensor], Tensor] | None]:
+    """What of a batch's tensor a pass may hold: all of it, or the examples' first rows, their second ones and so on."""
+    if len(x) > size:
+        return {j: partial(per.part, j=j) for j in range(per.number)}
+    stacked = x.ndim > 1 and x.shape[1] == per.number
+    return {None: None} | {j: partial(torch.select, dim=1, index=j) for j in range(per.number if stacked else 0)}
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
@@ -188,14 +220,41 @@ def _reach(x: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
 
 
-def same_rows(look: Look, batches: list[HandedOut]) -> Match | None:
-    """The examples that a pass's rows are of, by content; None if some row is of none."""
+def same_rows(look: Look, batches: list[HandedOut], slot: int | None = None) -> Match | None:
+    """The examples that a pass's rows are of, by content; None if some row is of none.
+
+    slot: which of each example's rows they should be; those are looked at first.
+    """
+    if slot is not None:
+        found = same_rows(look, [batch.only(slot) for batch in batches])
+        if found is not None:
+            return found
     known = [batch for batch in batches if batch.indices is not None]
     for forms in (list(_pieces(look, known)), list(_windows(look, known))):
         found = _found(keys_in(look.prints), look.size, forms) if forms else None
         if found is not None:
             return found
     return _found_by_places(look, known)
+
+
+def agreed(matches: Iterable[Match | None]) -> Match | None:
+    """What the examples' first rows, their second ones and so on say together; None where they contradict."""
+    found: Match | None = None
+    for each in matches:
+        if each is None:
+            return None
+        if found is None:
+            found = each
+            continue
+        mine, theirs = found.indices, each.indices
+        rivals = found.rivals | each.rivals
+        both = (mine != AMBIGUOUS) & (theirs != AMBIGUOUS)
+        one = (mine != AMBIGUOUS) ^ (theirs != AMBIGUOUS)
+        indices = np.where(mine == AMBIGUOUS, theirs, mine)
+        if (mine != theirs)[both].any() or not rivals.issuperset(indices[one].tolist()):
+            return None
+        found = Match(indices, rivals if (indices == AMBIGUOUS).any() else frozenset())
+    return found
 
 
 Form = tuple[IntArray, IntArray]

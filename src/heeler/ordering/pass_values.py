@@ -14,6 +14,7 @@ from heeler.ordering.fingerprint import Floats
 from heeler.ordering.matching import HandedOut
 from heeler.ordering.progress import Progress
 from heeler.sketch.output_norms import Noted
+from heeler.sketch.rows_per_example import ONE_ROW, RowsPerExample
 
 
 def distinct(indices: IntArray) -> int:
@@ -27,12 +28,13 @@ class Stamp(Noted):
 
     progress: Progress
     rows: int
+    """Examples; 0 where its rows are not as many for each."""
     handed_out: int
     named: IntArray | None = None
     indices: IntArray | None = None
     """Known at once: the input is a batch's own tensor."""
     prints: Tensor | None = None
-    """Else the input's fingerprint, to be compared when the sketches have arrived."""
+    """Else the input's fingerprint, to be compared when the sketches have arrived: (B, k · PRINT)."""
     is_hashed: bool = True
     """The prints tell whether rows are equal, and not only how alike they are."""
     size: int = 0
@@ -45,7 +47,13 @@ class Stamp(Noted):
     is_opaque: bool = False
     """Nobody can say what its inputs look like, though batches can be seen."""
     is_mean: bool = True
-    """The loss is a mean over its rows."""
+    """The loss is a mean over its examples."""
+    per: RowsPerExample = ONE_ROW
+
+    def by_example(self, sketches: Tensor) -> Tensor:
+        """(B, K) of (k·B, K): sums. Where the loss is a mean, each row comes multiplied by k·B, and shall be by B."""
+        total = self.per.summed(sketches)
+        return total / self.per.number if self.is_mean else total
 
     def with_norms(self, sketches: Tensor) -> Tensor:
         """(B, K + 1): sketches, and behind each the norm, in the same scale; -1 where there is none."""

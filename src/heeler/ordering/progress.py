@@ -25,6 +25,7 @@ from heeler.ordering.collate_proof import DISAGREE, Proof
 from heeler.ordering.epoch import Epoch
 from heeler.ordering.loader_probe import LoaderProbe, find_loader
 from heeler.ordering.matching import HandedOut
+from heeler.sketch.rows_per_example import ONE_ROW, RowsPerExample
 
 CHUNK = 1 << 14  # indices turned into Python integers at a time: no list as long as the dataset is ever built
 RECENT = 4
@@ -34,7 +35,8 @@ AHEAD = 256
 
 NOT_RECORDED = "its epoch began as one without sketches, so nobody noted which examples its batches held"
 
-OTHER_ROWS = "the loader's collate function returned another number of rows than a batch has examples"
+SEVERAL = "(if every example has several rows, say so: attach(..., rows_per_example=...))"
+OTHER_ROWS = f"the loader's collate function returned another number of rows than a batch has examples {SEVERAL}"
 
 Ids = Callable[[Any], Any]
 
@@ -66,11 +68,14 @@ class Progress:
         epoch: Epoch,
         batch_size: int,
         ids: Ids | None = None,
+        per: RowsPerExample = ONE_ROW,
         *,
         records: bool = True,
         listener: IterationListener | None = None,
     ) -> None:
         self.epoch, self.indices, self.length, self.start = epoch, epoch.order, len(epoch.order), epoch.start
+        self.per = per
+        """How the examples' rows lie in batches."""
         self.with_gradients = torch.is_grad_enabled()
         """Whether it began with gradients enabled."""
         # What `Iterations` finds out:
@@ -240,7 +245,7 @@ class Progress:
             self._note("the loader did not say which examples a batch holds")
         else:
             indices = self._proven(indices, start, proof)
-        batch = HandedOut(indices, data, start, size if indices is None else len(indices))
+        batch = HandedOut(indices, data, start, size if indices is None else len(indices), self.per)
         if indices is not None and self._ids is None and not batch.held and HandedOut.lengths(data):
             if proof is None or proof.rows is None:
                 batch.indices = None

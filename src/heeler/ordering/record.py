@@ -22,6 +22,7 @@ from torch import Tensor
 from heeler.herding.validate import IntArray
 from heeler.ordering.progress import Progress
 from heeler.sketch.output_norms import Noted
+from heeler.sketch.rows_per_example import ONE_ROW, RowsPerExample
 
 Floats = NDArray[np.float32]
 FIELDS = {"times": np.int32, "mean": np.float32, "square": np.float32, "last": np.float32, "epoch": np.int32}
@@ -116,7 +117,8 @@ class Counted(Noted):
     handed_out: int
     named: IntArray | None = None
     scale: float = 1.0
-    """Of the norms: the number of rows, where the loss is a mean over them."""
+    """Of the norms: the number of examples, where the loss is a mean over them."""
+    per: RowsPerExample = ONE_ROW
 
 
 class PassLog:

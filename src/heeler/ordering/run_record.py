@@ -15,6 +15,7 @@ from heeler.ordering.findings import NAMED, Floats, Spike, StepList, Steps, find
 from heeler.ordering.progress import Progress
 from heeler.ordering.record import Counted, Passes, PassLog, Record
 from heeler.ordering.state import StateError
+from heeler.sketch.rows_per_example import RowsPerExample
 
 SHARE = 0.002
 """Of a step: what norms may cost by the cost model in epochs without sketches, unless they are asked for."""
@@ -59,11 +60,13 @@ class RunRecord:
         """Whether an epoch is to show in which order passes come; if a few cannot, others will not either."""
         return self._log.turns is None and self._tries < TRIES and self.is_on(sketched=False)
 
-    def begin(self, progress: Progress, rows: int, named: IntArray | None, *, is_mean: bool) -> Counted | None:
-        """A forward begins that is counted."""
+    def begin(
+        self, progress: Progress, rows: int, named: IntArray | None, per: RowsPerExample, *, is_mean: bool
+    ) -> Counted | None:
+        """A forward begins that is counted. rows: its examples."""
         if self._log.turns is None and named is None:
             return None
-        return self._log.begin(Counted(progress, rows, progress.handed_out, named, rows if is_mean else 1.0))
+        return self._log.begin(Counted(progress, rows, progress.handed_out, named, rows if is_mean else 1.0, per))
 
     def collect(self, window: int) -> None:
         self._log.collect(self._step(window))

@@ -49,6 +49,7 @@ from heeler.ordering.spent import Spent
 from heeler.ordering.state import StateError, check_state, check_subset, subset_state
 from heeler.ordering.training import Training
 from heeler.sketch.prices import Prices
+from heeler.sketch.rows_per_example import ONE_ROW, RowsPerExample
 
 ENOUGH_TRAINED = 0.9
 """The share of an epoch that must have been trained on for its sketches to last."""
@@ -68,6 +69,11 @@ STOPPED = (
     "what to try"
 )
 """Said when a rule finds itself useless: see `heeler.herding.judgement`."""
+UNTRAINED = (
+    "the loader was read to its end twice, and the attached model has had no gradient: if these loops train, attach "
+    "the model that is trained, not a reference model. Until the attached model has a gradient, every epoch has the "
+    "same order"
+)
 FAST_FORWARD = 1000
 """Epochs that `set_epoch` skips one by one; a number further off is taken as a name, not as a distance."""
 
@@ -91,11 +97,15 @@ class Session:
         self.attribution = Attribution()
         self.ids: Ids | None = None
         """Tells the indices of a batch's examples, where the user knows better than the loader."""
+        self.per = ONE_ROW
+        """How many rows of the model's input are of one example."""
         self._source: SketchSource | None = None
         self.sketched_at: Tensor | None = None
         """The weights as the newest sketched epoch began: see `SketchSource.weights`."""
         self._full_length = len(self.epoch.order)
         self._told, self._gave_up, self._misfiled = False, False, 0  # the first two: it was said
+        self._untrained = 0
+        """How often the loader was read to its end although the attached model has had no gradient yet."""
         self._has_loops = self._cannot_store = False
         self._resumed = False  # and nothing was read since
         self._ended_before = False  # the loaded state's epoch was over
@@ -158,7 +168,7 @@ class Session:
 
     def _costs(self, source: SketchSource) -> Costs:
         """The same on all ranks: those of the one with the slowest machine."""
-        costs = epoch_costs(self.setup, self.examples, source.price(self.setup.batch_size), source.dim)
+        costs = epoch_costs(self.setup, self.examples, source.price(self._rows_of_step), source.dim)
         for group in (self.links.workers, self.links.peers):
             if group is not None:
                 told = [tuple(map(float, text.split())) for text in group.all_texts(" ".join(map(repr, costs)))]
@@ -166,6 +176,10 @@ class Session:
         return costs
 
     # A model
+
+    @property
+    def _rows_of_step(self) -> int:
+        return self.setup.batch_size * self.per.number
 
     @property
     def is_attached(self) -> bool:
@@ -188,10 +202,17 @@ class Session:
                 "or use order='random', or shards='local'"
             )
 
-    def connect(self, source: SketchSource, ids: Ids | None = None, record: bool | None = False) -> None:
+    def connect(
+        self,
+        source: SketchSource,
+        ids: Ids | None = None,
+        record: bool | None = False,
+        per: RowsPerExample = ONE_ROW,
+    ) -> None:
         """Take sketches from `source` from now on, of as many dimensions as it has. record: see `attach`."""
         if self.planner.sees_all and not self.rule.keeps_table:  # it may need its loops between epochs, too
             load(*self.rule.c_sources())
+        self.per = per
         self.links.open()
         self.planner.open(self.epoch)
         if self.links.workers is not None:
@@ -219,12 +240,12 @@ class Session:
         self._attribute(self.attribution)
         source.counts_steps = self.run_record is not None
         if self.run_record is not None:
-            price = source.price(self.setup.batch_size)
+            price = source.price(self._rows_of_step)
             self.run_record.wanted, self.run_record.affordable = wanted, price.output <= SHARE * price.step
 
     def _attribute(self, before: Attribution | None = None) -> None:
         """Anew; the record is told of what is known."""
-        self.attribution = Attribution(None if self.run_record is None else self.run_record.add, before)
+        self.attribution = Attribution(None if self.run_record is None else self.run_record.add, before, self.per)
 
     def _record_rows(self, examples: IntArray) -> IntArray:
         """Where they stand in the record: of workers' own datasets, side by side as in a table."""
@@ -302,6 +323,8 @@ class Session:
         """A forward that nobody sketches: how far the loop has come still matters."""
         self.spent.step()
         latest, named = self._latest(), self.attribution.named
+        if rows is not None and self.per.number > 1:
+            rows = self.attribution.examples_in(rows)
         if named is None:
             latest.advance(latest.handed_out if rows is None else rows, latest.handed_out)
             if self.planner.works_beside:
@@ -310,7 +333,7 @@ class Session:
         if not self._notes_norms or record is None or source is None or rows is None:
             return None
         record.collect(source.window)
-        return record.begin(latest, rows, named, is_mean=source.reduction == "mean")
+        return record.begin(latest, rows, named, self.per, is_mean=source.reduction == "mean")
 
     def coverage_changed(self) -> None:
         """Earlier sketches cannot be compared with those to come: forget them, and take new ones."""
@@ -516,6 +539,7 @@ class Session:
             self.epoch,
             self.setup.batch_size,
             self.ids,
+            self.per,
             records=self.is_attached and self.sees_rows,
             listener=self,
         )
@@ -537,6 +561,7 @@ class Session:
         if progress.epoch is self.epoch and not progress.is_look:
             self.drain(wait=True)
             self.iterations.note()
+            self._tell_if_untrained(progress)
             if progress.done:
                 self._settle()
                 self._judge(progress)
@@ -618,6 +643,15 @@ class Session:
         elif self.rule.useless:
             self._gave_up = True
             warn(STOPPED)
+
+    def _tell_if_untrained(self, progress: Progress) -> None:
+        """Once the loader was read twice: say that the attached model has never had a gradient."""
+        source = self._source
+        if source is None or source.backwards or progress.used or not progress.with_gradients:
+            return
+        self._untrained += 1
+        if self._untrained == 2:
+            warn(UNTRAINED)
 
     def _tell(self, progress: Progress) -> None:
         """After the first sketched epoch: say if it left few examples with a sketch."""

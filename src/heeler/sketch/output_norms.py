@@ -12,22 +12,28 @@ import torch
 from torch import Tensor
 
 from heeler.sketch.examples import tensors_in
+from heeler.sketch.rows_per_example import ONE_ROW, RowsPerExample
 
 
 class Noted:
     """Where the norms of a forward go."""
 
+    per: RowsPerExample = ONE_ROW
+    """How the examples' rows lie."""
     norms: Tensor | None = None
     """(B,), once its backward has been."""
 
     def add_norms(self, norms: Tensor) -> None:
+        """norms: (k·B,), of rows."""
+        if self.per.number > 1:
+            norms = self.per.norms(norms)
         self.norms = norms if self.norms is None else self.norms + norms
 
 
 def note_norms(output: Any, rows: int, batch_dim: int, noted: Noted, scaler: Any = None) -> None:
-    """As soon as there is a gradient at `output`, put its norms per example into `noted`.
+    """As soon as there is a gradient at `output`, put its norms per row into `noted`.
 
-    Of the first tensor in `output` with `rows` examples. scaler: the GradScaler whose factor is taken out.
+    Of the first tensor in `output` with so many rows. scaler: the GradScaler whose factor is taken out.
     """
     for tensor in (output,) if isinstance(output, Tensor) else tensors_in(output):
         dim = batch_dim if tensor.ndim > batch_dim else 0

@@ -146,7 +146,7 @@ class Recorder:
         counted, self._counted = self._counted, None
         stamp = counted if stamp is None else stamp
         if self.notes_norms and stamp is not None:
-            note_norms(output, stamp.rows, self.batch_dim, stamp, self._scaler)
+            note_norms(output, stamp.rows * stamp.per.number, self.batch_dim, stamp, self._scaler)
 
     # Switches
 

@@ -71,7 +71,10 @@ class Sketcher:
         root = unwrapped(model)
         found = survey(root)
         if not found.parameters:
-            raise ValueError("the model has no trainable parameter to sketch")
+            raise ValueError(
+                "the model has no trainable parameter to sketch: attach the model that is trained, not its frozen "
+                "reference, and unfreeze it before"
+            )
         device = next(iter(found.parameters.values())).device
         length_of = _length_of(dim)
         everything = found.count(found.layers)
