@@ -29,10 +29,10 @@ def demo(
     found = demo_runs.run(seeds, epochs, console, quiet=as_json)
     demo_runs.draw(found, plot, f"Digits, {seeds} seeds: line = mean, shade = all seeds")
     numbers = [demo_runs.as_numbers(task, lines) for task, lines in found.items()]
-    flipped, right = demo_labels.run(labels)
     if as_json:
         typer.echo(json.dumps(numbers))
         return
+    flipped, right = demo_labels.run(labels)
     for task, of_task in zip(found, numbers, strict=True):
         demo_runs.show(task, of_task, console)
     console.print(
