@@ -53,6 +53,12 @@ def suspects(record: Any, k: int = 20, labels: ArrayLike | None = None) -> dict[
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise ValueError(f"k must be a positive integer, got {k!r}")
     score = scores(found.square, classes)
+    if not np.isfinite(score).any():
+        raise ValueError(
+            "the record has no norms: either nothing was trained, or recorded, yet (small models are recorded in epochs "
+            "with sketches, in all of them with attach(record=True)), or the model returns no tensor with a row per "
+            "example, such as its loss alone"
+        )
     order = np.argsort(-score, kind="stable")[: min(k, int(np.isfinite(score).sum()))]  # NaN comes last
     table: dict[str, Any] = {"index": order, "score": score[order]}
     table |= {name: values[order] for name, values in found.arrays().items()}
