@@ -55,9 +55,9 @@ def suspects(record: Any, k: int = 20, labels: ArrayLike | None = None) -> dict[
     score = scores(found.square, classes)
     if not np.isfinite(score).any():
         raise ValueError(
-            "the record has no norms: either nothing was trained, or recorded, yet (small models are recorded in epochs "
-            "with sketches, in all of them with attach(record=True)), or the model returns no tensor with a row per "
-            "example, such as its loss alone"
+            "the record has no norms: either nothing was trained or recorded yet (small models are recorded in epochs "
+            "with sketches alone; attach(record=True) records all), or the model returns no tensor with a row per "
+            "example, but its loss alone"
         )
     order = np.argsort(-score, kind="stable")[: min(k, int(np.isfinite(score).sum()))]  # NaN comes last
     table: dict[str, Any] = {"index": order, "score": score[order]}
