@@ -187,3 +187,23 @@ def alone(rank: int) -> tuple[list[str], int]:
 def test_a_rank_that_calls_alone_is_told_so() -> None:
     said, _ = run_ranks(2, alone)[0]
     assert any("not all of them called consolidate()" in each for each in said)
+
+
+def leave_out_alone(rank: int, order: str) -> tuple[list[str], int, int]:
+    heard = Heard()
+    dataset = made(rank, 1, {})[3].dataset
+    sampler = heeler.Sampler(dataset, batch_size=BATCH, order=order, budget=None, exchange_timeout=1.0)
+    parts = nn.Linear(4, 3), sampler, None, DataLoader(dataset, batch_size=BATCH, sampler=sampler)
+    parts = parts[0], sampler, heeler.attach(parts[0], sampler, record=True), parts[3]
+    if rank == 0:
+        sampler.exclude([5])
+    first, second = len(epoch(parts)), len(epoch(parts))
+    return heard.said, first, second
+
+
+@pytest.mark.parametrize("order", ["herd", "random"])
+def test_what_one_rank_alone_asks_for_makes_no_epoch_shorter(order: str) -> None:
+    """Or it would wait for the others in a step that never comes."""
+    (said, *lengths), (_, *others) = run_ranks(2, leave_out_alone, order)
+    assert any("exclude() has to be called on every rank" in each for each in said)
+    assert lengths == others == [51, 51]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -485,19 +485,30 @@ class Session:
         """Leave these examples out from the next epoch on. Of several workers all call it, and hear of all."""
         if isinstance(self.epoch.order, LazyOrder):
             raise ValueError("an order in two levels cannot leave out examples: start a new Sampler(subset=...)")
+        if self.links.peers is not None:
+            raise ValueError(
+                "ranks that hold parts of one copy of the model would not all hear of it: start a new "
+                "Sampler(subset=...)"
+            )
         self.setup.subset.check(examples)
         mine = self.setup.subset.rows_of(examples) + self.planner.partition.offset()
-        self._to_exclude = np.union1d(self._to_exclude, mine)
-        if self.links.workers is not None:
-            self._settle()
-            self.planner.consolidate(self.epoch, self._position(), self._unite_excluded)
-        if self._to_exclude.size >= self.examples:
-            self._to_exclude = self._excluded
+        wanted = self._united(np.union1d(self._to_exclude, mine))
+        if wanted.size >= self.examples:
             raise ValueError("all examples would be left out: nothing would be left to train on")
+        self._to_exclude = wanted
 
-    def _unite_excluded(self) -> None:
-        assert self.links.workers is not None
-        self._to_exclude = united(self.links.workers, self._to_exclude)
+    def _united(self, numbers: IntArray) -> IntArray:
+        """With those that other workers name; without an answer from them what all know, or lengths would differ."""
+        workers, heard = self.links.workers, list[IntArray]()
+        if workers is None:
+            return numbers
+        self._settle()
+        with suppress(RankFault):
+            self.planner.consolidate(self.epoch, self._position(), lambda: heard.append(united(workers, numbers)))
+        if not heard:
+            warn("no example is left out: exclude() has to be called on every rank at the same step, and was not")
+            return self._to_exclude
+        return heard[0]
 
     def _exclude_now(self) -> None:
         """The next epoch is about to begin: the places of these examples in it go to others, and so do their rows."""
