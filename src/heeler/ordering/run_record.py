@@ -23,6 +23,7 @@ KEPT = 16
 """Bytes per example for the examples of old steps; and SMALL in any case."""
 SMALL = 1 << 20
 TRIES = 2
+"""Epochs that are sketched for the record alone, at most, to see in which order passes come."""
 SPIKES = 1000
 """That are remembered, at most."""
 
@@ -45,7 +46,7 @@ class RunRecord:
         self._steps_before = 0
         """The run's steps before the model was attached."""
         self._tries = 0
-        """Epochs in which that was looked at."""
+        """Sketched epochs in which the turns of passes were looked at."""
         self.affordable = False
         """In epochs without sketches."""
 
